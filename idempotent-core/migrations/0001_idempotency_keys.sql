@@ -1,0 +1,45 @@
+-- One row per key: the lease, where the flow stands, and the answer once there is one.
+CREATE TABLE idempotency_keys (
+    -- UUIDv7, made by the claimer before the insert: no sequence, no RETURNING needed, ordered by
+    -- time, and the mark by which a claim whose acknowledgement was lost recognises its own row.
+    id               uuid PRIMARY KEY,
+    user_id          text NOT NULL CHECK (octet_length(user_id) BETWEEN 1 AND 128),
+    path             text NOT NULL CHECK (octet_length(path) BETWEEN 1 AND 1024),
+    key              text NOT NULL CHECK (octet_length(key) BETWEEN 1 AND 255),
+    flow             text NOT NULL,
+    -- A version byte and a SHA-256.
+    request_hash     bytea NOT NULL,
+    -- What a worker needs to go on without the client.
+    request          jsonb NOT NULL,
+    recovery_point   text NOT NULL DEFAULT 'started',
+    -- The values that the phases ahead ask for, by point name.
+    state            jsonb NOT NULL DEFAULT '{}',
+    -- Null when nobody has the lease. Never in an index, so that heartbeats stay HOT.
+    holder           uuid,
+    lease_expires_at timestamptz,
+    fence            bigint NOT NULL DEFAULT 0,
+    -- An at-most-once call about to be made: its name, the holder, when.
+    intent           jsonb,
+    -- Counted when the lease is granted, 0 again when the flow moves on.
+    attempts         integer NOT NULL DEFAULT 0,
+    next_attempt_at  timestamptz,
+    stuck_at         timestamptz,
+    last_error       jsonb,
+    history          jsonb,
+    -- The key that staged this one.
+    parent_id        uuid,
+    response_status  smallint,
+    -- An array of pairs: jsonb does not keep the order of members.
+    response_headers jsonb,
+    response_body    bytea,
+    created_at       timestamptz NOT NULL,
+    finished_at      timestamptz,
+    CONSTRAINT idempotency_keys_user_path_key UNIQUE (user_id, path, key),
+    CONSTRAINT idempotency_keys_finished_with_reply
+        CHECK (finished_at IS NULL OR (response_status IS NOT NULL AND response_headers IS NOT NULL AND response_body IS NOT NULL)),
+    CONSTRAINT idempotency_keys_finished_without_lease CHECK (finished_at IS NULL OR holder IS NULL)
+) WITH (fillfactor = 90);
+
+-- For the completer: what is neither finished nor stuck.
+CREATE INDEX idempotency_keys_unfinished ON idempotency_keys (created_at)
+    WHERE finished_at IS NULL AND stuck_at IS NULL;

@@ -1,0 +1,336 @@
+//! The engine: which flows there are, and the way of a request through one. A typed [`Handle`] takes
+//! a key and a request; the work runs on a task of its own, so a caller that goes away does not stop
+//! it; identical requests that arrive meanwhile share it. The way itself is short: claim the key (or
+//! read what is known of it), run the phases from the point that the claim returned, and on a
+//! failure let the lease go.
+
+mod claim;
+mod drive;
+mod sharing;
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::postgres::PgPool;
+
+use crate::error::{BuildError, NotRegistered, RunError};
+use crate::fingerprint::{Fingerprint, holds_nul};
+use crate::flow::Flow;
+use crate::graph::Graph;
+use crate::key::Key;
+use crate::lease::{Keeper, KeeperTask};
+use crate::reply::StoredReply;
+use crate::store::{self, LONGEST_LEASE};
+use sharing::{Joined, Role, Shared};
+
+/// Runs flows on one database. Cheap to clone.
+///
+/// ```no_run
+/// # mod doc_flow { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/doc_flow.rs")); }
+/// # use doc_flow::{RideFlow, RideRequest};
+/// use idempotent_core::{Engine, Key};
+///
+/// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+/// idempotent_core::migrate(&pool).await?;
+/// let engine = Engine::builder(pool).flow(RideFlow).build().await?;
+/// let rides = engine.handle::<RideFlow>()?;
+///
+/// let key = Key::new("user-1", "/api/rides", "8e03978e-40d5")?;
+/// let answer = rides.run(key, RideRequest { amount_cents: 2000 }).await?;
+/// println!("{} {}", answer.reply().status(), answer.is_replayed());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+/// Collects the flows of an engine.
+#[derive(Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct EngineBuilder {
+    pool: PgPool,
+    flows: Vec<Registered>,
+}
+
+/// What may be set for a flow where the engine is built, over what its attribute says.
+///
+/// ```
+/// use std::time::Duration;
+/// use idempotent_core::FlowOptions;
+///
+/// let options = FlowOptions::new().lease(Duration::from_secs(3)).retention(Duration::from_secs(3600));
+/// # let _ = options;
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+#[must_use = "options do nothing until they are given to `EngineBuilder::flow_with`"]
+pub struct FlowOptions {
+    lease: Option<Duration>,
+    retention: Option<Duration>,
+}
+
+impl FlowOptions {
+    /// Everything as the flow's attribute says.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Another lease: from 100 ms to 10 min.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Another time for which replies are kept.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.retention = Some(retention);
+        self
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pool: PgPool,
+    flows: HashMap<&'static str, Registered>,
+    keeper: Arc<Keeper>,
+    shared: Shared,
+    _keeper_task: KeeperTask,
+}
+
+#[derive(Debug, Clone)]
+struct Registered {
+    graph: &'static Graph,
+    flow: Arc<dyn Any + Send + Sync>,
+    lease: Duration,
+    retention: Duration,
+}
+
+impl Engine {
+    /// An engine on this pool. `test_before_acquire(false)` on the pool saves a round trip for each
+    /// statement or transaction: the engine finds stale connections by itself.
+    pub fn builder(pool: PgPool) -> EngineBuilder {
+        EngineBuilder {
+            pool,
+            flows: Vec::new(),
+        }
+    }
+
+    /// The way to run one flow.
+    ///
+    /// # Errors
+    ///
+    /// When no flow of this type was given to the builder.
+    pub fn handle<F: Flow>(&self) -> Result<Handle<F>, NotRegistered> {
+        let name = F::GRAPH.flow();
+        let registered = self.inner.flows.get(name).ok_or(NotRegistered(name))?;
+        let flow = Arc::clone(&registered.flow)
+            .downcast::<F>()
+            .map_err(|_| NotRegistered(name))?;
+        Ok(Handle {
+            inner: Arc::clone(&self.inner),
+            flow,
+            lease: registered.lease,
+        })
+    }
+
+    /// The state machines of the registered flows.
+    pub fn graphs(&self) -> impl Iterator<Item = &'static Graph> {
+        self.inner.flows.values().map(|registered| registered.graph)
+    }
+}
+
+impl EngineBuilder {
+    /// Adds a flow.
+    pub fn flow<F: Flow>(self, flow: F) -> Self {
+        self.flow_with(flow, FlowOptions::new())
+    }
+
+    /// Adds a flow, with options over those of its attribute.
+    pub fn flow_with<F: Flow>(mut self, flow: F, options: FlowOptions) -> Self {
+        self.flows.push(Registered {
+            graph: F::GRAPH,
+            flow: Arc::new(flow),
+            lease: options.lease.unwrap_or(F::GRAPH.lease()),
+            retention: options.retention.unwrap_or(F::GRAPH.retention()),
+        });
+        self
+    }
+
+    /// Checks what can be checked before the first request, and starts the renewal of leases.
+    ///
+    /// # Errors
+    ///
+    /// See [`BuildError`].
+    pub async fn build(self) -> Result<Engine, BuildError> {
+        let mut flows = HashMap::new();
+        for registered in self.flows {
+            let (flow, lease, retention) = (
+                registered.graph.flow(),
+                registered.lease,
+                registered.retention,
+            );
+            if !(Duration::from_millis(100)..=LONGEST_LEASE).contains(&lease) {
+                return Err(BuildError::Lease { flow, lease });
+            }
+            if retention < lease {
+                return Err(BuildError::Retention { flow, retention });
+            }
+            match flows.entry(flow) {
+                Entry::Occupied(_) => return Err(BuildError::DuplicateFlow(flow)),
+                Entry::Vacant(free) => free.insert(registered),
+            };
+        }
+
+        let mut connection = store::acquire(&self.pool).await?;
+        if !store::is_migrated(&mut connection).await? {
+            return Err(BuildError::NotMigrated);
+        }
+        let synchronous_commit = store::synchronous_commit(&mut connection).await?;
+        if synchronous_commit == "off" {
+            tracing::warn!(
+                "synchronous_commit is off in this database: an answer may be given and then forgotten \
+                 in a crash of the database; set it to on"
+            );
+        }
+        drop(connection);
+
+        let (keeper, keeper_task) = Keeper::start(self.pool.clone());
+        let inner = Inner {
+            pool: self.pool,
+            flows,
+            keeper,
+            shared: Shared::default(),
+            _keeper_task: keeper_task,
+        };
+        Ok(Engine {
+            inner: Arc::new(inner),
+        })
+    }
+}
+
+/// Runs requests through one flow. Cheap to clone.
+#[derive(Debug)]
+pub struct Handle<F> {
+    inner: Arc<Inner>,
+    flow: Arc<F>,
+    lease: Duration,
+}
+
+impl<F> Clone for Handle<F> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: Arc::clone(&self.inner),
+            flow: Arc::clone(&self.flow),
+            lease: self.lease,
+        }
+    }
+}
+
+/// The answer to a request.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    reply: Arc<StoredReply>,
+    replayed: bool,
+}
+
+impl Answer {
+    /// The stored reply.
+    pub fn reply(&self) -> &StoredReply {
+        &self.reply
+    }
+
+    /// Whether the reply was made for an earlier or a parallel request.
+    pub fn is_replayed(&self) -> bool {
+        self.replayed
+    }
+}
+
+/// A request on its way. Dropping it does not stop the flow.
+#[derive(Debug)]
+#[must_use = "the answer comes from `wait`"]
+pub struct Running {
+    joined: Joined,
+}
+
+impl Running {
+    /// Whether an identical request was running in this process already, and this one waits for it.
+    pub fn is_joined(&self) -> bool {
+        self.joined.is_joined()
+    }
+
+    /// Waits for the answer.
+    ///
+    /// # Errors
+    ///
+    /// See [`RunError`].
+    pub async fn wait(self) -> Result<Answer, RunError> {
+        self.joined.wait().await
+    }
+}
+
+/// A request that was found acceptable, before the database is touched.
+#[derive(Debug)]
+pub(crate) struct Prepared<R> {
+    key: Key,
+    request: R,
+    body: serde_json::Value,
+    fingerprint: Fingerprint,
+}
+
+impl<F: Flow> Handle<F> {
+    /// Runs a request to its answer: its own, or the stored one of the first request with this key.
+    ///
+    /// The caller has authorised the request and checked it; a replay is authorised like a first
+    /// request. Dropping the returned future does not stop the flow.
+    ///
+    /// # Errors
+    ///
+    /// See [`RunError`]: each says whether and when a retry with the same key makes sense.
+    pub async fn run(&self, key: Key, request: F::Request) -> Result<Answer, RunError> {
+        self.start(key, request)?.wait().await
+    }
+
+    /// Starts a request, to be waited for separately: where a caller waits for a bounded time only.
+    ///
+    /// # Errors
+    ///
+    /// When the request cannot be accepted at all.
+    pub fn start(&self, key: Key, request: F::Request) -> Result<Running, RunError> {
+        let prepared = Prepared::new(key, request)?;
+        let joined = match self.inner.shared.join_or_lead(
+            F::GRAPH.flow(),
+            &prepared.key,
+            &prepared.fingerprint,
+        ) {
+            Role::Joined(joined) => joined,
+            Role::Leads(lead, joined) => {
+                let handle = self.clone();
+                tokio::spawn(async move { lead.answer(handle.serve(&prepared).await) });
+                joined
+            }
+        };
+        Ok(Running { joined })
+    }
+}
+
+impl<R: serde::Serialize> Prepared<R> {
+    fn new(key: Key, request: R) -> Result<Self, crate::error::InvalidRequest> {
+        use crate::error::InvalidRequest;
+        let body = serde_json::to_value(&request)
+            .map_err(|error| InvalidRequest::NotJson(error.to_string()))?;
+        if holds_nul(&body) || key.query.contains('\0') || key.method.contains('\0') {
+            return Err(InvalidRequest::Nul);
+        }
+        let fingerprint = Fingerprint::new(&key, &body);
+        Ok(Self {
+            key,
+            request,
+            body,
+            fingerprint,
+        })
+    }
+}

@@ -1,0 +1,290 @@
+//! How a request gets the right to run, or learns why it does not: fresh keys are claimed and known
+//! ones read by one statement; a free one is then taken by compare-and-swap.
+
+use std::time::{Duration, SystemTime};
+
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::Postgres;
+use uuid::Uuid;
+
+use super::{Handle, Prepared};
+use crate::attempt::{Attempt, Start};
+use crate::error::RunError;
+use crate::fingerprint::Fingerprint;
+use crate::flow::{Flow, RecoveryPoint};
+use crate::graph::Phase;
+use crate::key::KeyInfo;
+use crate::reply::StoredReply;
+use crate::state::State;
+use crate::store::{self, Fresh, Holder, Known, Read};
+
+/// What a claim came to, where it did not fail.
+pub(super) enum Claim {
+    /// The attempt may run.
+    Granted(Box<Attempt>),
+    /// The flow finished before.
+    Finished(StoredReply),
+}
+
+/// How often a claim is tried again when rows come and go under it, or the database asks for it.
+const LAPS: u32 = 10;
+
+/// What a known key allows.
+enum Next {
+    Answer(StoredReply),
+    /// The lease is ours already: the acknowledgement of our own claim was lost.
+    Ours,
+    TakeOver,
+}
+
+impl<F: Flow> Handle<F> {
+    pub(super) async fn claim(&self, prepared: &Prepared<F::Request>) -> Result<Claim, RunError> {
+        // The same in all laps: they are how a claim whose answer was lost knows itself again.
+        let (id, holder) = (Uuid::now_v7(), Holder::fresh());
+        let fresh = Fresh {
+            id,
+            key: &prepared.key,
+            flow: F::GRAPH.flow(),
+            fingerprint: &prepared.fingerprint,
+            request: &prepared.body,
+            holder,
+            lease: self.lease,
+            durable: F::GRAPH
+                .phase_from("started")
+                .is_some_and(Phase::is_external),
+        };
+        let patience = LAPS + self.inner.pool.options().get_max_connections();
+        let mut last_error = None;
+        for lap in 0..patience {
+            let mut connection = store::acquire(&self.inner.pool)
+                .await
+                .map_err(|error| RunError::unavailable(&error))?;
+            match self.claim_once(prepared, &fresh, &mut connection).await {
+                Ok(Some(Granted::Answer(reply))) => return Ok(Claim::Finished(reply)),
+                Ok(Some(Granted::Lease(lease))) => {
+                    return Ok(Claim::Granted(Box::new(
+                        self.attempt(prepared, holder, lease, connection),
+                    )));
+                }
+                // Rows came and went between two reads: look again.
+                Ok(None) => {}
+                Err(ClaimError::Refused(error)) => return Err(error),
+                Err(ClaimError::Database(error)) if store::is_lock_timeout(&error) => {
+                    return Err(RunError::InProgress {
+                        retry_after: Duration::from_secs(1),
+                    });
+                }
+                // Run again with the same id and holder: if the lost claim did commit, it is ours.
+                Err(ClaimError::Database(error)) if store::is_connection_lost(&error) => {
+                    connection.close_on_drop();
+                    last_error = Some(error);
+                }
+                Err(ClaimError::Database(error)) if store::is_conflict(&error) => {
+                    last_error = Some(error)
+                }
+                Err(ClaimError::Database(error)) => return Err(RunError::unavailable(&error)),
+            }
+            drop(connection);
+            tokio::time::sleep(super::drive::backoff(lap.min(LAPS))).await;
+        }
+        Err(match last_error {
+            Some(error) => RunError::unavailable(&error),
+            None => RunError::InProgress {
+                retry_after: Duration::from_secs(1),
+            },
+        })
+    }
+
+    async fn claim_once(
+        &self,
+        prepared: &Prepared<F::Request>,
+        fresh: &Fresh<'_>,
+        connection: &mut PoolConnection<Postgres>,
+    ) -> Result<Option<Granted>, ClaimError> {
+        let known = match store::claim_or_read(connection, fresh).await? {
+            None => return Ok(None),
+            Some(Read::Claimed { created_at }) => {
+                return Ok(Some(Granted::Lease(Lease {
+                    id: fresh.id,
+                    fence: 1,
+                    attempts: 1,
+                    created_at,
+                    point: F::GRAPH
+                        .points()
+                        .first()
+                        .map_or("started", |point| point.name()),
+                    state: State::default(),
+                })));
+            }
+            Some(Read::Known(known)) => known,
+        };
+        match self.judge(prepared, &known, fresh.holder)? {
+            Next::Answer(reply) => return Ok(Some(Granted::Answer(reply))),
+            Next::Ours => {
+                let (point, state) = understand::<F>(&known.recovery_point, known.state.clone())?;
+                return Ok(Some(Granted::Lease(Lease {
+                    id: known.id,
+                    fence: known.fence,
+                    attempts: known.attempts,
+                    created_at: known.created_at,
+                    point,
+                    state,
+                })));
+            }
+            // What cannot be understood is left unclaimed, for the version that can.
+            Next::TakeOver => {
+                understand::<F>(&known.recovery_point, known.state.clone())?;
+            }
+        }
+        let user = &prepared.key.user;
+        let Some(taken) =
+            store::take_over(connection, known.id, user, fresh.holder, self.lease).await?
+        else {
+            return Ok(None);
+        };
+        // From what the update returned: the point read before it may be stale.
+        let (point, state) = understand::<F>(&taken.recovery_point, Some(taken.state))?;
+        Ok(Some(Granted::Lease(Lease {
+            id: known.id,
+            fence: taken.fence,
+            attempts: taken.attempts,
+            created_at: taken.created_at,
+            point,
+            state,
+        })))
+    }
+
+    /// What a known key allows. A mismatch is decided first, whatever state the key is in.
+    fn judge(
+        &self,
+        prepared: &Prepared<F::Request>,
+        known: &Known,
+        holder: Holder,
+    ) -> Result<Next, RunError> {
+        if !is_same_request::<F>(prepared, known) {
+            return Err(RunError::Mismatch);
+        }
+        if known.is_finished {
+            let reply = known.response.clone().and_then(|(status, headers, body)| {
+                StoredReply::from_stored(status, headers, body)
+            });
+            return reply
+                .map(Next::Answer)
+                .ok_or_else(|| RunError::NotUnderstood {
+                    reason: "the stored reply is not one".to_owned(),
+                });
+        }
+        if known.is_stuck {
+            return Err(RunError::Stuck);
+        }
+        if known.is_held && known.holder == Some(holder) {
+            return Ok(Next::Ours);
+        }
+        if known.is_held {
+            return Err(RunError::InProgress {
+                retry_after: known.lease_left.unwrap_or_default(),
+            });
+        }
+        Ok(Next::TakeOver)
+    }
+
+    fn attempt(
+        &self,
+        prepared: &Prepared<F::Request>,
+        holder: Holder,
+        lease: Lease,
+        connection: PoolConnection<Postgres>,
+    ) -> Attempt {
+        Attempt::start(Start {
+            pool: self.inner.pool.clone(),
+            keeper: self.inner.keeper.clone(),
+            graph: F::GRAPH,
+            key: KeyInfo {
+                id: lease.id,
+                user: prepared.key.user.clone(),
+                path: prepared.key.path.clone(),
+                key: prepared.key.key.clone(),
+                attempt: u32::try_from(lease.attempts).unwrap_or(1).max(1),
+                fence: lease.fence,
+                created_at: lease.created_at,
+            },
+            holder,
+            lease: self.lease,
+            point: lease.point,
+            state: lease.state,
+            connection,
+        })
+    }
+}
+
+enum Granted {
+    Answer(StoredReply),
+    Lease(Lease),
+}
+
+/// A lease that was granted, and where the flow stands.
+struct Lease {
+    id: Uuid,
+    fence: i64,
+    attempts: i32,
+    created_at: SystemTime,
+    point: &'static str,
+    state: State,
+}
+
+enum ClaimError {
+    Refused(RunError),
+    Database(sqlx::Error),
+}
+
+impl From<RunError> for ClaimError {
+    fn from(error: RunError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<sqlx::Error> for ClaimError {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Database(error)
+    }
+}
+
+/// Equal hashes are the same request. Different ones need not be different requests: a newer version
+/// may have a field more, with a default, or another version of the hash. So the stored request is
+/// read as today's type, and that decides.
+fn is_same_request<F: Flow>(prepared: &Prepared<F::Request>, known: &Known) -> bool {
+    if known.flow != F::GRAPH.flow() {
+        return false;
+    }
+    if known.request_hash == prepared.fingerprint.as_bytes() {
+        return true;
+    }
+    let Some(stored) = &known.other_request else {
+        return false;
+    };
+    // Only the body is stored. Its hash with our method and query must be the stored one, or those
+    // are what differs.
+    if Fingerprint::new(&prepared.key, stored).as_bytes() != known.request_hash {
+        return false;
+    }
+    let Ok(today) = <F::Request as serde::Deserialize>::deserialize(stored) else {
+        return false;
+    };
+    serde_json::to_value(&today)
+        .is_ok_and(|body| Fingerprint::new(&prepared.key, &body) == prepared.fingerprint)
+}
+
+/// The stored point and values in this version's terms.
+fn understand<F: Flow>(
+    point: &str,
+    state: Option<serde_json::Value>,
+) -> Result<(&'static str, State), RunError> {
+    let not_understood = |reason: String| RunError::NotUnderstood { reason };
+    let point: F::RecoveryPoint = point
+        .parse()
+        .map_err(|error: crate::UnknownRecoveryPoint| not_understood(error.to_string()))?;
+    let state = State::from_stored(state.unwrap_or_default())
+        .map_err(|error| not_understood(error.to_string()))?;
+    F::check(point, &state).map_err(|error| not_understood(error.to_string()))?;
+    Ok((point.name(), state))
+}

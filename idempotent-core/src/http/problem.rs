@@ -1,0 +1,129 @@
+//! Errors as `application/problem+json` (RFC 9457), each with a `code` that programs can rely on.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header};
+use serde_json::json;
+
+/// A problem document. The title says what kind of problem it is, the detail what to do about it.
+///
+/// ```
+/// use http::StatusCode;
+/// use idempotent_core::http::Problem;
+///
+/// let problem = Problem::new(StatusCode::NOT_FOUND, "ride_unknown", "There is no such ride")
+///     .detail("Only the user who asked for a ride can see it.");
+/// assert_eq!(problem.code(), "ride_unknown");
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "a problem is a response: return it"]
+pub struct Problem {
+    status: StatusCode,
+    code: &'static str,
+    title: &'static str,
+    detail: Option<String>,
+    retry_after: Option<Duration>,
+    close: bool,
+}
+
+impl Problem {
+    /// A problem with a stable code.
+    pub fn new(status: StatusCode, code: &'static str, title: &'static str) -> Self {
+        Self {
+            status,
+            code,
+            title,
+            detail: None,
+            retry_after: None,
+            close: false,
+        }
+    }
+
+    /// What happened this time, and what to do.
+    pub fn detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = Some(detail.into());
+        self
+    }
+
+    /// When a retry makes sense: sent as whole seconds, rounded up, at least one.
+    pub fn retry_after(mut self, after: Duration) -> Self {
+        self.retry_after = Some(after);
+        self
+    }
+
+    /// The connection is not fit for another request: the rest of this one was not read.
+    pub(super) fn closing_the_connection(mut self) -> Self {
+        self.close = true;
+        self
+    }
+
+    /// The stable code.
+    pub fn code(&self) -> &'static str {
+        self.code
+    }
+
+    /// The status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The document, as it is sent: also for a flow that stores a problem as its final answer.
+    pub fn to_json(&self) -> serde_json::Value {
+        let mut document = json!({
+            "type": "about:blank",
+            "title": self.title,
+            "status": self.status.as_u16(),
+            "code": self.code,
+        });
+        if let Some(detail) = &self.detail {
+            document["detail"] = detail.as_str().into();
+        }
+        document
+    }
+}
+
+pub(super) fn retry_after_seconds(after: Duration) -> u64 {
+    (after.as_secs() + u64::from(after.subsec_nanos() > 0)).max(1)
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut response = Response::new(Body::from(self.to_json().to_string()));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Some(after) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, retry_after_seconds(after).into());
+        }
+        if self.close {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_after_is_rounded_up_and_at_least_one() {
+        let seconds = |millis| retry_after_seconds(Duration::from_millis(millis));
+        assert_eq!(
+            [
+                seconds(0),
+                seconds(1),
+                seconds(1000),
+                seconds(1001),
+                seconds(14_500)
+            ],
+            [1, 1, 1, 2, 15]
+        );
+    }
+}

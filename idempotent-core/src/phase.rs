@@ -1,0 +1,185 @@
+//! What a phase may do, as types. An atomic phase is lent a [`Tx`]: the transaction in which its
+//! writes and its next recovery point commit together. An external phase is lent an [`External`]:
+//! no transaction, but the derived key for the call. Only the engine makes either, and neither
+//! outlives the phase, so what a phase may not do it cannot write.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgConnection, PgTransactionManager, Postgres};
+use sqlx_core::transaction::TransactionManager;
+
+use crate::key::{DerivedKey, KeyInfo};
+
+/// The transaction of an atomic phase. Derefs to the sqlx connection; only the engine begins and
+/// commits it.
+///
+/// A savepoint is fine (`tx.begin()`); a raw `COMMIT` or `ROLLBACK` is noticed by the checkpoint and
+/// stops the flow.
+///
+/// ```
+/// # use idempotent_core::Tx;
+/// async fn insert_ride(tx: &mut Tx<'_>, cents: i64) -> Result<(), sqlx::Error> {
+///     let key_id = tx.key().id();
+///     sqlx::query("INSERT INTO rides (key_id, amount_cents) VALUES ($1, $2)")
+///         .bind(key_id)
+///         .bind(cents)
+///         .execute(&mut **tx)
+///         .await?;
+///     Ok(())
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Tx<'a> {
+    connection: &'a mut PgConnection,
+    key: Arc<KeyInfo>,
+}
+
+impl Tx<'_> {
+    /// The key that the phase works for.
+    pub fn key(&self) -> &KeyInfo {
+        &self.key
+    }
+}
+
+impl Deref for Tx<'_> {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        self.connection
+    }
+}
+
+impl DerefMut for Tx<'_> {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        self.connection
+    }
+}
+
+/// The right to call the outside world, with the key under which the outside knows the call.
+///
+/// ```
+/// # use idempotent_core::{DerivedKey, External};
+/// # struct Gateway;
+/// # impl Gateway { async fn charge(&self, key: &DerivedKey, cents: i64) {} }
+/// async fn charge(call: &External<'_>, gateway: &Gateway, cents: i64) {
+///     gateway.charge(call.derived_key(), cents).await;
+/// }
+/// ```
+#[derive(Debug)]
+pub struct External<'a> {
+    key: &'a KeyInfo,
+    derived: DerivedKey,
+}
+
+impl<'a> External<'a> {
+    pub(crate) fn new(flow: &str, key: &'a KeyInfo, call: &str) -> Self {
+        Self {
+            key,
+            derived: DerivedKey::new(flow, &key.user, &key.path, &key.key, call),
+        }
+    }
+
+    /// The key that the phase works for.
+    pub fn key(&self) -> &KeyInfo {
+        self.key
+    }
+
+    /// The idempotency key for the outside: the same however often this phase runs.
+    pub fn derived_key(&self) -> &DerivedKey {
+        &self.derived
+    }
+}
+
+/// A transaction that the engine has begun for a phase. Dropped unfinished, it is rolled back.
+#[derive(Debug)]
+#[doc(hidden)]
+pub struct OpenTx {
+    /// None only once `commit` or `roll_back`, which consume self, have taken it.
+    connection: Option<PoolConnection<Postgres>>,
+    key: Arc<KeyInfo>,
+}
+
+impl OpenTx {
+    pub(crate) async fn begin(
+        mut connection: PoolConnection<Postgres>,
+        key: Arc<KeyInfo>,
+        begin: impl sqlx::SqlSafeStr,
+    ) -> Result<Self, sqlx::Error> {
+        if let Err(error) =
+            PgTransactionManager::begin(&mut connection, Some(begin.into_sql_str())).await
+        {
+            connection.close_on_drop();
+            return Err(error);
+        }
+        Ok(Self {
+            connection: Some(connection),
+            key,
+        })
+    }
+
+    /// Lends the transaction to the phase.
+    pub fn lend(&mut self) -> Tx<'_> {
+        let key = Arc::clone(&self.key);
+        Tx {
+            connection: self.connection(),
+            key,
+        }
+    }
+
+    #[expect(
+        clippy::expect_used,
+        reason = "the connection is taken only by fns that consume self"
+    )]
+    pub(crate) fn connection(&mut self) -> &mut PgConnection {
+        self.connection
+            .as_mut()
+            .expect("the connection is there until the transaction ends")
+    }
+
+    /// Whether the phase left a savepoint open. A `COMMIT` would then only release that.
+    pub(crate) fn holds_savepoint(&mut self) -> bool {
+        PgTransactionManager::get_transaction_depth(self.connection()) > 1
+    }
+
+    /// Commits, and gives the connection back for the next phase. On an error the connection is
+    /// not used again: its state is unknown.
+    pub(crate) async fn commit(mut self) -> Result<Option<PoolConnection<Postgres>>, sqlx::Error> {
+        if let Err(error) = PgTransactionManager::commit(self.connection()).await {
+            self.discard();
+            return Err(error);
+        }
+        Ok(self.connection.take())
+    }
+
+    /// Rolls back now rather than when the connection is next used, so that row locks are gone
+    /// before somebody else is told to try.
+    pub(crate) async fn roll_back(mut self) -> Option<PoolConnection<Postgres>> {
+        while PgTransactionManager::get_transaction_depth(self.connection()) > 0 {
+            if let Err(error) = PgTransactionManager::rollback(self.connection()).await {
+                // The server rolls back when the connection goes.
+                tracing::debug!(%error, "the rollback could not be sent; closing the connection");
+                self.discard();
+                return None;
+            }
+        }
+        self.connection.take()
+    }
+
+    fn discard(&mut self) {
+        if let Some(mut connection) = self.connection.take() {
+            connection.close_on_drop();
+        }
+    }
+}
+
+impl Drop for OpenTx {
+    fn drop(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            while PgTransactionManager::get_transaction_depth(connection) > 0 {
+                PgTransactionManager::start_rollback(connection);
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! The values a flow carries from point to point, by point name, as they lie in the `state` column.
+//!
+//! A value is encoded as soon as a phase returns it and decoded by the phase that takes it, also
+//! when nothing was interrupted. So a type that does not survive storage (a float that is not a
+//! number, a skipped field that is needed) is found by the first request and not by the first crash.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+/// The stored values of one flow, by the name of the point at which each was reached.
+#[doc(hidden)]
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct State(Map<String, Value>);
+
+/// A stored value that this version of the flow cannot read.
+#[doc(hidden)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the value stored at recovery point `{point}` cannot be read: {reason}")]
+pub struct Undecodable {
+    point: String,
+    reason: String,
+}
+
+impl State {
+    /// Reads the value of a point. A unit value is stored as `null`, and is not the same as none.
+    pub fn decode<T: DeserializeOwned>(&self, point: &'static str) -> Result<T, Undecodable> {
+        let undecodable = |reason: String| Undecodable {
+            point: point.to_owned(),
+            reason,
+        };
+        let value = self
+            .0
+            .get(point)
+            .ok_or_else(|| undecodable("there is none".to_owned()))?;
+        T::deserialize(value).map_err(|error| undecodable(error.to_string()))
+    }
+
+    /// The values to store at `point`, to which the flow moves with `value`: those it keeps.
+    pub(crate) fn moved_to(
+        &self,
+        point: &'static str,
+        keeps: &[&str],
+        value: &impl Serialize,
+    ) -> Result<Self, serde_json::Error> {
+        let mut kept: Map<String, Value> = self
+            .0
+            .iter()
+            .filter(|(name, _)| keeps.contains(&name.as_str()))
+            .map(|(n, v)| (n.clone(), v.clone()))
+            .collect();
+        kept.insert(point.to_owned(), serde_json::to_value(value)?);
+        Ok(Self(kept))
+    }
+
+    pub(crate) fn from_stored(stored: Value) -> Result<Self, Undecodable> {
+        match stored {
+            Value::Object(values) => Ok(Self(values)),
+            _ => Err(Undecodable {
+                point: "*".to_owned(),
+                reason: "the stored state is not an object".to_owned(),
+            }),
+        }
+    }
+
+    pub(crate) fn as_value(&self) -> Value {
+        Value::Object(self.0.clone())
+    }
+}

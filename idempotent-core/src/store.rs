@@ -1,0 +1,113 @@
+//! Every SQL statement about a key, one fn each, with why it is safe. Nothing here knows flows or
+//! decides anything: a statement either did its work under its own conditions or moved no row.
+//!
+//! Rules that hold for all of them:
+//!
+//! - every write of a key's row is conditional on the holder (`AND holder = $n`), save the two that
+//!   make a holder: the insert of a fresh key and the takeover of a free one;
+//! - time is the database's, `statement_timestamp()`;
+//! - no statement waits for a lock longer than a tenth of a lease: `set_config` in the `FROM` clause
+//!   is evaluated before the row is locked or inserted, and ends with the statement's transaction;
+//! - every statement names the user as well as the id, so that a distributed PostgreSQL can route it.
+
+mod claim;
+mod progress;
+
+use std::time::Duration;
+
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgConnection, PgPool, Postgres};
+use uuid::Uuid;
+
+pub(crate) use claim::{
+    Fresh, Known, Read, Taken, claim_or_read, read_by_id, take_over, take_over_from_myself,
+};
+pub(crate) use progress::{
+    Advance, Position, Renewals, begin, checkpoint, finish, is_own_transaction, release, renew,
+};
+
+/// The right to run: a fresh UUID per attempt. A process that lost its lease and a process that
+/// got it never share one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Holder(pub(crate) Uuid);
+
+impl Holder {
+    pub(crate) fn fresh() -> Self {
+        Self(Uuid::new_v4())
+    }
+}
+
+/// No lease is longer than this. One that lies further ahead than twice as much counts as over: the
+/// database's clock was set back.
+pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(600);
+
+/// How long a statement may wait for a lock: a tenth of the lease.
+pub(crate) fn lock_timeout(lease: Duration) -> String {
+    format!("{}ms", (lease.as_millis() / 10).max(10))
+}
+
+/// Takes a connection from the pool. Its error is the pool's: exhausted, closed, unreachable.
+pub(crate) async fn acquire(pool: &PgPool) -> Result<PoolConnection<Postgres>, sqlx::Error> {
+    pool.acquire().await
+}
+
+/// What `synchronous_commit` is by default in this database.
+pub(crate) async fn synchronous_commit(
+    connection: &mut PgConnection,
+) -> Result<String, sqlx::Error> {
+    sqlx::query_scalar("SELECT current_setting('synchronous_commit')")
+        .fetch_one(connection)
+        .await
+}
+
+/// Whether the framework's tables are there.
+pub(crate) async fn is_migrated(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar("SELECT to_regclass('idempotency_keys') IS NOT NULL")
+        .fetch_one(connection)
+        .await
+}
+
+/// Whether a statement failed because somebody held a lock for too long.
+pub(crate) fn is_lock_timeout(error: &sqlx::Error) -> bool {
+    sqlstate(error).as_deref() == Some("55P03")
+}
+
+/// Whether the database asks for the statement or the transaction to be run again.
+pub(crate) fn is_conflict(error: &sqlx::Error) -> bool {
+    matches!(sqlstate(error).as_deref(), Some("40001" | "40P01"))
+}
+
+/// Whether the statement was refused for good by the database, so that it certainly did nothing.
+/// Everything else (a lost connection, a server going away) leaves open whether it committed.
+///
+/// At COMMIT only classes 23 and 40 say that nothing was committed; 40003 is the exception in its
+/// class, it means just that this is not known.
+pub(crate) fn commit_was_refused(error: &sqlx::Error) -> bool {
+    sqlstate(error)
+        .is_some_and(|code| code != "40003" && (code.starts_with("23") || code.starts_with("40")))
+}
+
+/// Whether a single statement failed in a way that says nothing about the statement: the connection
+/// is gone or the server is going away. It may be sent again, on another connection.
+pub(crate) fn is_connection_lost(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::WorkerCrashed
+        | sqlx::Error::BeginFailed => true,
+        _ => sqlstate(error).is_some_and(|code| {
+            code.starts_with("08")
+                || matches!(
+                    code.as_str(),
+                    "57P01" | "57P02" | "57P03" | "40003" | "25P03"
+                )
+        }),
+    }
+}
+
+fn sqlstate(error: &sqlx::Error) -> Option<String> {
+    error
+        .as_database_error()?
+        .code()
+        .map(|code| code.into_owned())
+}

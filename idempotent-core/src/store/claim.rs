@@ -1,0 +1,264 @@
+//! The statements that give somebody the right to run, and the ones that read where a key stands.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+use sqlx::Row;
+use sqlx::postgres::{PgConnection, PgRow};
+use uuid::Uuid;
+
+use super::{Holder, lock_timeout};
+use crate::fingerprint::Fingerprint;
+use crate::key::Key;
+
+/// A lease that is over by the database's clock, or that lies so far ahead that the clock must have
+/// been set back (twice `LONGEST_LEASE`).
+macro_rules! lease_over {
+    () => {
+        "(lease_expires_at <= statement_timestamp() OR lease_expires_at > statement_timestamp() + interval '20 minutes')"
+    };
+}
+
+/// The columns of a known key, in the order in which `known` reads them.
+macro_rules! known_columns {
+    () => {
+        concat!(
+            "id, fence, attempts, (extract(epoch FROM created_at) * 1000000)::bigint, flow, request_hash, ",
+            "CASE WHEN request_hash <> $1 THEN request END, recovery_point, ",
+            "CASE WHEN finished_at IS NULL THEN state END, holder, ",
+            "holder IS NOT NULL AND NOT ", lease_over!(), ", ",
+            "(extract(epoch FROM lease_expires_at - statement_timestamp()) * 1000)::bigint, ",
+            "finished_at IS NOT NULL, stuck_at IS NOT NULL, response_status, response_headers, response_body"
+        )
+    };
+}
+
+/// A key about to be seen for the first time.
+pub(crate) struct Fresh<'a> {
+    pub(crate) id: Uuid,
+    pub(crate) key: &'a Key,
+    pub(crate) flow: &'a str,
+    pub(crate) fingerprint: &'a Fingerprint,
+    pub(crate) request: &'a Value,
+    pub(crate) holder: Holder,
+    pub(crate) lease: Duration,
+    /// Whether the claim must be on disk before the first phase runs: where that phase calls the
+    /// outside. An atomic first phase's own commit flushes the claim with it.
+    pub(crate) durable: bool,
+}
+
+/// What the database knows of a key.
+pub(crate) enum Read {
+    /// The key was fresh and is ours.
+    Claimed { created_at: SystemTime },
+    /// The key was known.
+    Known(Box<Known>),
+}
+
+/// A known key, as it was read, without a lock.
+#[derive(Debug)]
+pub(crate) struct Known {
+    pub(crate) id: Uuid,
+    pub(crate) fence: i64,
+    pub(crate) attempts: i32,
+    pub(crate) created_at: SystemTime,
+    pub(crate) flow: String,
+    pub(crate) request_hash: Vec<u8>,
+    /// Only where the hash differs from the one asked with.
+    pub(crate) other_request: Option<Value>,
+    pub(crate) recovery_point: String,
+    /// Only while unfinished.
+    pub(crate) state: Option<Value>,
+    pub(crate) holder: Option<Holder>,
+    /// Whether somebody has a lease that is not over.
+    pub(crate) is_held: bool,
+    pub(crate) lease_left: Option<Duration>,
+    pub(crate) is_finished: bool,
+    pub(crate) is_stuck: bool,
+    pub(crate) response: Option<(i16, Value, Vec<u8>)>,
+}
+
+/// A key whose lease was just granted: everything the run needs.
+pub(crate) struct Taken {
+    pub(crate) recovery_point: String,
+    pub(crate) state: Value,
+    pub(crate) fence: i64,
+    pub(crate) attempts: i32,
+    pub(crate) created_at: SystemTime,
+}
+
+/// Claims a fresh key or reads a known one, in one round trip.
+///
+/// A known key is answered from the table without a row lock, a transaction id or a byte of WAL:
+/// `NOT EXISTS` keeps the insert from waiting for an open update of the row. `ON CONFLICT` names no
+/// constraint, so that our own id claimed again after a lost acknowledgement is no error. None: a
+/// concurrent insert or a reaped row fell between the two reads; ask again.
+pub(crate) async fn claim_or_read(
+    connection: &mut PgConnection,
+    fresh: &Fresh<'_>,
+) -> Result<Option<Read>, sqlx::Error> {
+    let rows = sqlx::query(concat!(
+        "WITH fresh AS (
+            INSERT INTO idempotency_keys (request_hash, id, user_id, path, key, flow, request, recovery_point, state,
+                                          holder, fence, lease_expires_at, attempts, created_at)
+            SELECT $1, $2, $3, $4, $5, $6, $7, 'started', '{}',
+                   $8, 1, statement_timestamp() + make_interval(secs => $9), 1, statement_timestamp()
+            FROM set_config('lock_timeout', $10, true) AS lock_timeout,
+                 set_config('synchronous_commit', coalesce($11, current_setting('synchronous_commit')), true) AS synchronous_commit
+            WHERE NOT EXISTS (SELECT 1 FROM idempotency_keys WHERE user_id = $3 AND path = $4 AND key = $5)
+            ON CONFLICT DO NOTHING
+            RETURNING id, created_at)
+        SELECT true, id, 1::bigint, 1, (extract(epoch FROM created_at) * 1000000)::bigint, NULL, NULL, NULL, NULL, NULL,
+               NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+        FROM fresh
+        UNION ALL
+        SELECT false, ",
+        known_columns!(),
+        " FROM idempotency_keys WHERE user_id = $3 AND path = $4 AND key = $5"
+    ))
+    .bind(fresh.fingerprint.as_bytes())
+    .bind(fresh.id)
+    .bind(&fresh.key.user)
+    .bind(&fresh.key.path)
+    .bind(&fresh.key.key)
+    .bind(fresh.flow)
+    .bind(fresh.request)
+    .bind(fresh.holder.0)
+    .bind(fresh.lease.as_secs_f64())
+    .bind(lock_timeout(fresh.lease))
+    .bind((!fresh.durable).then_some("off"))
+    // All rows: only then has the server said that the claim is committed.
+    .fetch_all(connection)
+    .await?;
+
+    // If both come, the key is fresh: the other row is one that a reaper was just deleting.
+    let mut read = None;
+    for row in &rows {
+        if row.try_get(0)? {
+            return Ok(Some(Read::Claimed {
+                created_at: micros(row.try_get(4)?),
+            }));
+        }
+        read = Some(Read::Known(Box::new(known(row, 1)?)));
+    }
+    Ok(read)
+}
+
+/// Where a key stands. For one whose owner lost track: never to decide whether a commit happened,
+/// which a plain read cannot tell while the commit is on its way.
+pub(crate) async fn read_by_id(
+    connection: &mut PgConnection,
+    id: Uuid,
+    user: &str,
+    fingerprint: &[u8],
+) -> Result<Option<Known>, sqlx::Error> {
+    let sql = concat!(
+        "SELECT ",
+        known_columns!(),
+        " FROM idempotency_keys WHERE id = $2 AND user_id = $3"
+    );
+    let row = sqlx::query(sql)
+        .bind(fingerprint)
+        .bind(id)
+        .bind(user)
+        .fetch_optional(connection)
+        .await?;
+    row.as_ref().map(|row| known(row, 0)).transpose()
+}
+
+/// Takes a free key, or one whose lease is over: by compare-and-swap, so of many who try one gets
+/// it. None: somebody else was first, or the flow ended.
+pub(crate) async fn take_over(
+    connection: &mut PgConnection,
+    id: Uuid,
+    user: &str,
+    holder: Holder,
+    lease: Duration,
+) -> Result<Option<Taken>, sqlx::Error> {
+    let rows = sqlx::query(concat!(
+        "UPDATE idempotency_keys
+         SET holder = $3, fence = fence + 1, attempts = attempts + 1,
+             lease_expires_at = statement_timestamp() + make_interval(secs => $4)
+         FROM set_config('lock_timeout', $5, true)
+         WHERE id = $1 AND user_id = $2 AND finished_at IS NULL AND stuck_at IS NULL
+           AND (holder IS NULL OR ", lease_over!(), ")
+         RETURNING recovery_point, state, fence, attempts, (extract(epoch FROM created_at) * 1000000)::bigint"
+    ))
+    .bind(id)
+    .bind(user)
+    .bind(holder.0)
+    .bind(lease.as_secs_f64())
+    .bind(lock_timeout(lease))
+    .fetch_all(connection)
+    .await?;
+    rows.first().map(taken).transpose()
+}
+
+/// Takes a key over from oneself, after a commit whose answer was lost. The update waits for the
+/// old transaction, if that is still open somewhere, and so tells what became of it. None: the flow
+/// finished, or the lease is lost.
+pub(crate) async fn take_over_from_myself(
+    connection: &mut PgConnection,
+    id: Uuid,
+    user: &str,
+    mine: Holder,
+    next: Holder,
+    lease: Duration,
+) -> Result<Option<Taken>, sqlx::Error> {
+    let rows = sqlx::query(
+        "UPDATE idempotency_keys
+         SET holder = $4, fence = fence + 1, lease_expires_at = statement_timestamp() + make_interval(secs => $5)
+         FROM set_config('lock_timeout', $6, true)
+         WHERE id = $1 AND user_id = $2 AND holder = $3
+         RETURNING recovery_point, state, fence, attempts, (extract(epoch FROM created_at) * 1000000)::bigint",
+    )
+    .bind(id)
+    .bind(user)
+    .bind(mine.0)
+    .bind(next.0)
+    .bind(lease.as_secs_f64())
+    .bind(lock_timeout(lease))
+    .fetch_all(connection)
+    .await?;
+    rows.first().map(taken).transpose()
+}
+
+fn taken(row: &PgRow) -> Result<Taken, sqlx::Error> {
+    Ok(Taken {
+        recovery_point: row.try_get(0)?,
+        state: row.try_get(1)?,
+        fence: row.try_get(2)?,
+        attempts: row.try_get(3)?,
+        created_at: micros(row.try_get(4)?),
+    })
+}
+
+fn known(row: &PgRow, first: usize) -> Result<Known, sqlx::Error> {
+    let lease_left: Option<i64> = row.try_get(first + 11)?;
+    let response = match row.try_get(first + 14)? {
+        Some(status) => Some((status, row.try_get(first + 15)?, row.try_get(first + 16)?)),
+        None => None,
+    };
+    Ok(Known {
+        id: row.try_get(first)?,
+        fence: row.try_get(first + 1)?,
+        attempts: row.try_get(first + 2)?,
+        created_at: micros(row.try_get(first + 3)?),
+        flow: row.try_get(first + 4)?,
+        request_hash: row.try_get(first + 5)?,
+        other_request: row.try_get(first + 6)?,
+        recovery_point: row.try_get(first + 7)?,
+        state: row.try_get(first + 8)?,
+        holder: row.try_get::<Option<Uuid>, _>(first + 9)?.map(Holder),
+        is_held: row.try_get(first + 10)?,
+        lease_left: lease_left
+            .map(|millis| Duration::from_millis(u64::try_from(millis).unwrap_or(0))),
+        is_finished: row.try_get(first + 12)?,
+        is_stuck: row.try_get(first + 13)?,
+        response,
+    })
+}
+
+fn micros(since_epoch: i64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_micros(u64::try_from(since_epoch).unwrap_or(0))
+}

@@ -1,0 +1,559 @@
+//! Reads the signature of a marked fn: its capability, the values it takes, the request, what it
+//! returns. A phase is called by the engine and by nobody else, so its signature is a fixed form, and
+//! each departure from it has a reason that the message gives.
+//!
+//! Deliberately absent: which value is which. That takes the arrow, and is in [`model`](crate::model).
+
+use std::fmt;
+
+use proc_macro2::{Ident, TokenStream};
+use quote::ToTokens;
+use syn::{FnArg, GenericParam, Pat, ReturnType, Type};
+
+use crate::attr::MarkKind;
+use crate::errors::Errors;
+use crate::text::plain;
+
+/// A type as the user wrote it.
+#[derive(Clone)]
+pub(crate) struct Ty(pub(crate) Type);
+
+/// What a marked fn takes and returns.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Signature {
+    /// The type of the capability.
+    pub(crate) capability: Option<Ty>,
+    /// The types behind the references, in order.
+    pub(crate) values: Vec<Ty>,
+    pub(crate) takes_rejection: bool,
+    pub(crate) request: Option<Ty>,
+    pub(crate) output: Option<Ty>,
+}
+
+impl PartialEq for Ty {
+    fn eq(&self, other: &Self) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
+impl fmt::Display for Ty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&readable(&self.0))
+    }
+}
+
+impl fmt::Debug for Ty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ty({self})")
+    }
+}
+
+impl ToTokens for Ty {
+    fn to_tokens(&self, tokens: &mut TokenStream) {
+        self.0.to_tokens(tokens);
+    }
+}
+
+/// Tokens as one would write them, not with spaces between all of them.
+fn readable(tokens: &impl ToTokens) -> String {
+    let mut text = tokens.to_token_stream().to_string();
+    for (spaced, tight) in [
+        (" < ", "<"),
+        (" <", "<"),
+        ("< ", "<"),
+        (" >", ">"),
+        (" :: ", "::"),
+        (":: ", "::"),
+        (" ,", ","),
+        ("& ", "&"),
+        (" ;", ";"),
+    ] {
+        text = text.replace(spaced, tight);
+    }
+    text
+}
+
+impl MarkKind {
+    /// The capability, as the parameter must be written.
+    fn capability(self) -> &'static str {
+        match self {
+            Self::Atomic | Self::OnReject => "&mut Tx<'_>",
+            Self::External => "&External<'_>",
+        }
+    }
+
+    fn parameter(self) -> &'static str {
+        match self {
+            Self::Atomic | Self::OnReject => "tx: &mut Tx<'_>",
+            Self::External => "call: &External<'_>",
+        }
+    }
+
+    fn what(self) -> &'static str {
+        match self {
+            Self::Atomic => "an atomic phase",
+            Self::External => "an external phase",
+            Self::OnReject => "an `on_reject` fn",
+        }
+    }
+}
+
+/// Reads the signature, and reports each departure from the form.
+pub(crate) fn read(kind: MarkKind, signature: &syn::Signature, errors: &mut Errors) -> Signature {
+    qualifiers(kind, signature, errors);
+    let rest = receiver(signature, errors);
+    let parameters: Vec<Parameter<'_>> = rest.into_iter().map(Parameter::new).collect();
+    let (capability, rest) = capability(kind, &signature.ident, &parameters, errors);
+    let mut read = Signature {
+        capability,
+        values: Vec::new(),
+        takes_rejection: false,
+        request: None,
+        output: None,
+    };
+    for (index, parameter) in rest.iter().enumerate() {
+        take(kind, parameter, index + 1 == rest.len(), &mut read, errors);
+    }
+    read.output = output(kind, signature, errors);
+    read
+}
+
+fn qualifiers(kind: MarkKind, signature: &syn::Signature, errors: &mut Errors) {
+    let name = &signature.ident;
+    let what = kind.what();
+    if signature.asyncness.is_none() {
+        errors.on(
+            signature.fn_token,
+            format!("{what} is an `async fn`; write `async fn {name}(..)`"),
+        );
+    }
+    let others: [&dyn ToTokens; 3] = [&signature.constness, &signature.safety, &signature.abi];
+    for other in others
+        .into_iter()
+        .map(ToTokens::to_token_stream)
+        .filter(|tokens| !tokens.is_empty())
+    {
+        errors.on(&other, format!("{what} is a plain `async fn`; the engine calls it, and keeps no promise that `{other}` asks for"));
+    }
+    for parameter in &signature.generics.params {
+        let (generic, name) = match parameter {
+            GenericParam::Type(generic) => (generic.to_token_stream(), &generic.ident),
+            GenericParam::Const(generic) => (generic.to_token_stream(), &generic.ident),
+            // A named lifetime is only another way to write what is elided elsewhere.
+            GenericParam::Lifetime(_) => continue,
+        };
+        errors.on(generic, format!("`{}` cannot be generic: the engine calls it and could not choose `{name}`; put `{name}` on the impl block", signature.ident));
+    }
+}
+
+fn receiver<'a>(signature: &'a syn::Signature, errors: &mut Errors) -> Vec<&'a syn::PatType> {
+    match signature.inputs.first() {
+        Some(FnArg::Receiver(receiver)) => {
+            let form = readable(receiver);
+            if form.replace("& ", "&") != "&self"
+                && !(receiver.mutability.is_none() && form.starts_with("&'"))
+            {
+                errors.on(receiver, format!("write `&self`, not `{form}`: many requests run on one flow at the same time"));
+            }
+        }
+        _ => errors.on(
+            &signature.ident,
+            format!(
+                "`{}` takes `&self` first: the clients that a phase calls are in the flow",
+                signature.ident
+            ),
+        ),
+    }
+    let typed = |argument: &'a FnArg| match argument {
+        FnArg::Typed(typed) => Some(typed),
+        FnArg::Receiver(_) => None,
+    };
+    signature.inputs.iter().filter_map(typed).collect()
+}
+
+/// A parameter behind `&self`.
+struct Parameter<'a> {
+    whole: &'a syn::PatType,
+    /// Its name, if it is not a pattern.
+    name: Option<Ident>,
+    form: Form,
+    /// The type behind the reference.
+    inner: &'a Type,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Value,
+    Shared,
+    Mutable,
+}
+
+impl<'a> Parameter<'a> {
+    fn new(whole: &'a syn::PatType) -> Self {
+        let name = match &*whole.pat {
+            Pat::Ident(pattern) => Some(pattern.ident.clone()),
+            _ => None,
+        };
+        let (form, inner) = match without_groups(&whole.ty) {
+            Type::Reference(reference) if reference.mutability.is_some() => {
+                (Form::Mutable, &*reference.elem)
+            }
+            Type::Reference(reference) => (Form::Shared, &*reference.elem),
+            other => (Form::Value, other),
+        };
+        Self {
+            whole,
+            name,
+            form,
+            inner: without_groups(inner),
+        }
+    }
+
+    fn shown(&self) -> String {
+        self.name.as_ref().map_or("value".to_owned(), plain)
+    }
+
+    /// The last word of the type's path.
+    fn type_name(&self) -> Option<String> {
+        match self.inner {
+            Type::Path(path) => path
+                .path
+                .segments
+                .last()
+                .map(|segment| segment.ident.to_string()),
+            _ => None,
+        }
+    }
+
+    fn is_capability(&self) -> bool {
+        self.type_name()
+            .is_some_and(|name| name == "Tx" || name == "External")
+    }
+}
+
+/// Tokens that came through another macro are wrapped in invisible groups.
+fn without_groups(ty: &Type) -> &Type {
+    match ty {
+        Type::Group(group) => without_groups(&group.elem),
+        Type::Paren(paren) => without_groups(&paren.elem),
+        other => other,
+    }
+}
+
+/// Checks the capability, and gives it and the other parameters.
+fn capability<'p, 'a>(
+    kind: MarkKind,
+    name: &Ident,
+    parameters: &'p [Parameter<'a>],
+    errors: &mut Errors,
+) -> (Option<Ty>, Vec<&'p Parameter<'a>>) {
+    let (capabilities, others): (Vec<_>, Vec<_>) = parameters
+        .iter()
+        .partition(|parameter| parameter.is_capability());
+    let (own, form) = match kind {
+        MarkKind::Atomic | MarkKind::OnReject => ("Tx", Form::Mutable),
+        MarkKind::External => ("External", Form::Shared),
+    };
+    let expected = kind.capability();
+    let is_own = |parameter: &Parameter<'_>| parameter.type_name().is_some_and(|name| name == own);
+    for foreign in capabilities.iter().filter(|parameter| !is_own(parameter)) {
+        let why = match kind {
+            MarkKind::Atomic => {
+                "an atomic phase takes `&mut Tx<'_>` and makes no outside call: the call could not be rolled back, and the transaction would wait for it; move the call to an `#[external(..)]` phase"
+            }
+            MarkKind::OnReject => {
+                "an `on_reject` fn takes `&mut Tx<'_>` and makes no outside call: it runs in the transaction that stores the rejection; work that needs the outside again is a branch of the flow"
+            }
+            MarkKind::External => {
+                "an external phase takes `&External<'_>`: it holds no transaction while it waits; store the result in the `#[atomic(..)]` phase that follows"
+            }
+        };
+        errors.on(&foreign.whole.ty, why);
+    }
+    let mut owns = capabilities.iter().filter(|parameter| is_own(parameter));
+    match owns.next() {
+        None if capabilities.is_empty() => {
+            errors.on(name, format!("`{name}` needs its capability behind `&self`: `{}`; only the engine can make one", kind.parameter()));
+        }
+        None => {}
+        Some(first) => {
+            if first.form != form {
+                errors.on(
+                    &first.whole.ty,
+                    format!("the engine lends the capability: write `{expected}`"),
+                );
+            } else if !std::ptr::eq(first.whole, parameters[0].whole) && capabilities.len() == 1 {
+                errors.on(
+                    first.whole,
+                    format!(
+                        "the capability comes first, right behind `&self`: `{}`",
+                        readable(first.whole)
+                    ),
+                );
+            }
+            for second in owns {
+                errors.on(
+                    second.whole,
+                    "a phase has one capability; this is the second",
+                );
+            }
+        }
+    }
+    (
+        capabilities
+            .first()
+            .map(|parameter| Ty(parameter.inner.clone())),
+        others,
+    )
+}
+
+fn take(
+    kind: MarkKind,
+    parameter: &Parameter<'_>,
+    is_last: bool,
+    read: &mut Signature,
+    errors: &mut Errors,
+) {
+    let shown = parameter.shown();
+    let inner = readable(parameter.inner);
+    if shown == "request" {
+        if parameter.form != Form::Shared {
+            errors.on(&parameter.whole.ty, format!("the request is lent, so that the phase can be run again: write `request: &{inner}`"));
+        } else if !is_last {
+            errors.on(
+                parameter.whole,
+                "`request` is the last parameter, behind the values",
+            );
+        }
+        read.request = Some(Ty(parameter.inner.clone()));
+    } else if parameter
+        .type_name()
+        .is_some_and(|name| name == "Rejection")
+    {
+        if kind != MarkKind::OnReject {
+            errors.on(
+                &parameter.whole.ty,
+                "a phase has no rejection to look at; `#[on_reject(..)]` fns do",
+            );
+        } else if parameter.form != Form::Shared {
+            errors.on(
+                &parameter.whole.ty,
+                "the rejection is lent: write `rejection: &Rejection`",
+            );
+        } else if read.takes_rejection {
+            errors.on(parameter.whole, "the rejection is asked for twice");
+        } else if read.request.is_some() {
+            errors.on(
+                parameter.whole,
+                "`rejection` stands before `request`, which is the last parameter",
+            );
+        }
+        read.takes_rejection = true;
+    } else {
+        if parameter.form != Form::Shared {
+            errors.on(
+                &parameter.whole.ty,
+                format!("stored values are lent: write `{shown}: &{inner}`"),
+            );
+        } else if let Some(why) = cannot_be_stored(parameter.inner) {
+            errors.on(
+                &parameter.whole.ty,
+                format!("`{inner}` cannot be read back from the database: {why}"),
+            );
+        } else if read.takes_rejection {
+            errors.on(
+                parameter.whole,
+                "the values stand before the rejection, right behind the capability",
+            );
+        }
+        read.values.push(Ty(parameter.inner.clone()));
+    }
+}
+
+/// Why no value of this type can come back from storage, as far as the tokens tell.
+fn cannot_be_stored(ty: &Type) -> Option<&'static str> {
+    match ty {
+        Type::Path(path) if path.path.is_ident("str") => {
+            Some("it is a view of a `String`; take `&String`")
+        }
+        Type::Slice(_) => Some("it is a view of a `Vec`; take `&Vec<_>`"),
+        Type::ImplTrait(_) | Type::TraitObject(_) | Type::Infer(_) => {
+            Some("it names no type; take the type that the phase before returns")
+        }
+        Type::Reference(_) => Some("it borrows; take the type that owns the data"),
+        _ => None,
+    }
+}
+
+fn output(kind: MarkKind, signature: &syn::Signature, errors: &mut Errors) -> Option<Ty> {
+    let name = &signature.ident;
+    let form = match kind {
+        MarkKind::OnReject => "Result<(), E>",
+        MarkKind::Atomic | MarkKind::External => "Result<T, E>",
+    };
+    let why = "the error says whether a failure is retried, waited for, a final answer or a bug";
+    match &signature.output {
+        ReturnType::Default => {
+            errors.on(name, format!("`{name}` returns a `{form}`: {why}"));
+            None
+        }
+        ReturnType::Type(_, ty) => {
+            // Any other path may be an alias of a `Result`; the compiler knows.
+            if !matches!(without_groups(ty), Type::Path(_) | Type::Macro(_)) {
+                errors.on(
+                    ty,
+                    format!("`{name}` returns a `{form}`, not `{}`: {why}", readable(ty)),
+                );
+            }
+            Some(Ty((**ty).clone()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use syn::parse_quote;
+
+    fn read_as(kind: MarkKind, signature: syn::Signature) -> (Signature, Vec<String>) {
+        let mut errors = Errors::new();
+        let read = read(kind, &signature, &mut errors);
+        (
+            read,
+            errors
+                .finish()
+                .err()
+                .unwrap_or_default()
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
+        )
+    }
+
+    #[test]
+    fn the_form_of_a_phase() {
+        let (signature, errors) = read_as(
+            MarkKind::External,
+            parse_quote! {
+                async fn charge(&self, call: &External<'_>, ride: &db::Ride<P>, request: &RideRequest) -> Result<Charge, E>
+            },
+        );
+        assert_eq!(errors, [""; 0]);
+        assert_eq!(
+            signature,
+            Signature {
+                capability: Some(Ty(parse_quote!(External<'_>))),
+                values: vec![Ty(parse_quote!(db::Ride<P>))],
+                takes_rejection: false,
+                request: Some(Ty(parse_quote!(RideRequest))),
+                output: Some(Ty(parse_quote!(Result<Charge, E>))),
+            }
+        );
+        assert_eq!(signature.values[0].to_string(), "db::Ride<P>");
+    }
+
+    #[test]
+    fn the_form_of_an_on_reject_fn() {
+        let (signature, errors) = read_as(
+            MarkKind::OnReject,
+            parse_quote! {
+                async fn decline(&self, tx: &mut Tx<'_>, ride: &Ride, rejection: &Rejection, request: &R) -> Result<(), E>
+            },
+        );
+        assert_eq!(errors, [""; 0]);
+        assert!(
+            signature.takes_rejection && signature.values.len() == 1 && signature.request.is_some()
+        );
+    }
+
+    #[test]
+    fn each_departure_is_reported() {
+        let cases: [(MarkKind, syn::Signature, &str); 16] = [
+            (
+                MarkKind::Atomic,
+                parse_quote!(fn f(&self, tx: &mut Tx<'_>) -> Result<(), E>),
+                "is an `async fn`",
+            ),
+            (
+                MarkKind::Atomic,
+                parse_quote!(async unsafe fn f(&self, tx: &mut Tx<'_>) -> Result<(), E>),
+                "`unsafe` asks",
+            ),
+            (
+                MarkKind::Atomic,
+                parse_quote!(async fn f<T>(&self, tx: &mut Tx<'_>) -> Result<(), E>),
+                "put `T` on the impl block",
+            ),
+            (
+                MarkKind::Atomic,
+                parse_quote!(async fn f(self, tx: &mut Tx<'_>) -> Result<(), E>),
+                "write `&self`, not `self`",
+            ),
+            (
+                MarkKind::Atomic,
+                parse_quote!(async fn f(&mut self, tx: &mut Tx<'_>) -> Result<(), E>),
+                "write `&self`, not `&mut self`",
+            ),
+            (
+                MarkKind::Atomic,
+                parse_quote!(async fn f(tx: &mut Tx<'_>) -> Result<(), E>),
+                "takes `&self` first",
+            ),
+            (
+                MarkKind::Atomic,
+                parse_quote!(async fn f(&self) -> Result<(), E>),
+                "needs its capability behind `&self`: `tx: &mut Tx<'_>`",
+            ),
+            (
+                MarkKind::Atomic,
+                parse_quote!(async fn f(&self, call: &External<'_>) -> Result<(), E>),
+                "makes no outside call",
+            ),
+            (
+                MarkKind::External,
+                parse_quote!(async fn f(&self, tx: &mut Tx<'_>) -> Result<(), E>),
+                "holds no transaction while it waits",
+            ),
+            (
+                MarkKind::Atomic,
+                parse_quote!(async fn f(&self, tx: &Tx<'_>) -> Result<(), E>),
+                "write `&mut Tx<'_>`",
+            ),
+            (
+                MarkKind::Atomic,
+                parse_quote!(async fn f(&self, r: &Ride, tx: &mut Tx<'_>) -> Result<(), E>),
+                "comes first",
+            ),
+            (
+                MarkKind::Atomic,
+                parse_quote!(async fn f(&self, tx: &mut Tx<'_>, r: Ride) -> Result<(), E>),
+                "write `r: &Ride`",
+            ),
+            (
+                MarkKind::Atomic,
+                parse_quote!(async fn f(&self, tx: &mut Tx<'_>, r: &str) -> Result<(), E>),
+                "take `&String`",
+            ),
+            (
+                MarkKind::Atomic,
+                parse_quote!(async fn f(&self, tx: &mut Tx<'_>, request: R) -> Result<(), E>),
+                "write `request: &R`",
+            ),
+            (
+                MarkKind::Atomic,
+                parse_quote!(async fn f(&self, tx: &mut Tx<'_>)),
+                "returns a `Result<T, E>`",
+            ),
+            (
+                MarkKind::OnReject,
+                parse_quote!(async fn f(&self, tx: &mut Tx<'_>) -> (u8, u8)),
+                "not `(u8, u8)`",
+            ),
+        ];
+        for (kind, signature, message) in cases {
+            let (_, errors) = read_as(kind, signature);
+            assert_eq!(errors.len(), 1, "{errors:?}");
+            assert!(errors[0].contains(message), "{errors:?}");
+        }
+    }
+}

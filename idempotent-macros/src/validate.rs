@@ -1,0 +1,418 @@
+//! What must hold for a flow to be one: every point is reached and left, by one phase, without a
+//! circle; each phase is given the values it takes. A mistake is reported once, where it was made,
+//! and names both ends: a gap between two phases is one mistake, though it leaves one point unreached
+//! and another one a dead end.
+//!
+//! Deliberately absent: whether types fit. The macro sees tokens; the expansion makes the compiler ask.
+
+use proc_macro2::{Ident, Span};
+
+use crate::attr::MarkKind;
+use crate::errors::Errors;
+use crate::graph::{Arrows, FINISHED, STARTED};
+use crate::model::{Flow, Handler, Phase};
+use crate::text::{did_you_mean, list, snake_case, suggestion};
+
+/// Reports everything that is wrong with the flow as a whole.
+pub(crate) fn flow(flow: &Flow, errors: &mut Errors) {
+    if flow.phases.is_empty() {
+        if !flow.incomplete {
+            let message = format!(
+                "`{}` has no phase: mark an async fn of this block with `#[atomic(Started -> Finished)]`, or with an arrow to a point on the way",
+                flow.ident
+            );
+            errors.on(&flow.ident, message);
+        }
+        return;
+    }
+    let arrows = flow.arrows();
+    stored_names(&arrows, errors);
+    one_phase_per_point(flow, errors);
+    call_names(flow, errors);
+    let circle = arrows.cycle();
+    if let Some((closing, way)) = &circle {
+        let way = way.join(" -> ");
+        errors.on(closing, format!("the flow runs in a circle: {way}; each phase moves on, or a run might never end (a failed phase is repeated by itself)"));
+    }
+    if circle.is_none() && !flow.incomplete {
+        gaps(flow, &arrows, errors);
+    }
+    for phase in &flow.phases {
+        with(
+            &phase.options.with,
+            &[&phase.arrow.from],
+            flow,
+            &arrows,
+            errors,
+        );
+        values(phase, errors);
+    }
+    handlers(flow, &arrows, errors);
+}
+
+/// Two points must not be stored under one name.
+fn stored_names(arrows: &Arrows, errors: &mut Errors) {
+    let points = arrows.points();
+    for (index, point) in points.iter().enumerate() {
+        let name = snake_case(&point.to_string());
+        if matches!(name.as_str(), "started" | "finished") {
+            let meant = if name == "started" { STARTED } else { FINISHED };
+            errors.on(point, format!("`{point}` would be stored as `{name}`, as `{meant}` is; did you mean `{meant}`?"));
+        } else if let Some(other) = points[..index]
+            .iter()
+            .find(|other| snake_case(&other.to_string()) == name)
+        {
+            errors.on(
+                point,
+                format!("`{point}` would be stored as `{name}`, as `{other}` is"),
+            );
+        }
+    }
+}
+
+fn one_phase_per_point(flow: &Flow, errors: &mut Errors) {
+    for (index, phase) in flow.phases.iter().enumerate() {
+        let from = &phase.arrow.from;
+        if let Some(other) = flow.phases[..index]
+            .iter()
+            .find(|other| other.arrow.from == *from)
+        {
+            errors.on(
+                from,
+                format!("`{from}` is left by `{}` already, so `{}` cannot leave it too: a flow that stands there must know how it goes on (one phase may end at several points: `{from} -> A | B`)", other.name, phase.name),
+            );
+        }
+    }
+}
+
+fn call_names(flow: &Flow, errors: &mut Errors) {
+    let externals: Vec<&Phase> = flow
+        .phases
+        .iter()
+        .filter(|phase| phase.kind == MarkKind::External)
+        .collect();
+    for (index, phase) in externals.iter().enumerate() {
+        let name = phase.call_name();
+        if let Some(other) = externals[..index]
+            .iter()
+            .find(|other| other.call_name() == name)
+        {
+            let span = phase
+                .options
+                .key
+                .as_ref()
+                .map_or(phase.name.span(), |key| key.span);
+            errors.at(
+                span,
+                format!("`{}` and `{}` are both the call `{name}`: they would send the same derived key, and the outside would take the second for a repetition of the first", other.name, phase.name),
+            );
+        }
+    }
+}
+
+/// One end of a gap: a point that no phase leaves, or that none reaches, and the phase that names it.
+struct Loose<'a> {
+    point: &'a Ident,
+    phase: &'a Phase,
+}
+
+/// Reports the points that nobody leaves and those that nobody reaches, in pairs where they can be
+/// the two sides of one mistake.
+fn gaps(flow: &Flow, arrows: &Arrows, errors: &mut Errors) {
+    let mut unreached: Vec<Loose<'_>> = Vec::new();
+    let mut dead_ends: Vec<Loose<'_>> = Vec::new();
+    for phase in &flow.phases {
+        let from = &phase.arrow.from;
+        if *from != STARTED
+            && !arrows.is_reached(from)
+            && !unreached.iter().any(|loose| loose.point == from)
+        {
+            unreached.push(Loose { point: from, phase });
+        }
+        for to in &phase.arrow.to {
+            if *to != FINISHED
+                && !arrows.is_left(to)
+                && !dead_ends.iter().any(|loose| loose.point == to)
+            {
+                dead_ends.push(Loose { point: to, phase });
+            }
+        }
+    }
+    pair_up(flow, &mut unreached, &mut dead_ends, errors);
+    let nothing_leaves_started = !flow.phases.iter().any(|phase| phase.arrow.from == STARTED);
+    let nothing_reaches_finished = !flow
+        .phases
+        .iter()
+        .any(|phase| phase.arrow.to.iter().any(|to| *to == FINISHED));
+    if nothing_leaves_started {
+        let first = if unreached.is_empty() {
+            None
+        } else {
+            Some(unreached.remove(0))
+        };
+        let Loose { point, phase } = first.unwrap_or(Loose {
+            point: &flow.phases[0].arrow.from,
+            phase: &flow.phases[0],
+        });
+        errors.on(
+            point,
+            format!("nothing leaves `Started`, where every request begins: the first phase is `#[{}(Started -> ..)]`; `{}` starts from `{point}`, but no phase ends there", mark(phase), phase.name),
+        );
+    }
+    if nothing_reaches_finished {
+        let last = dead_ends.pop();
+        let Loose { point, phase } = last.unwrap_or(Loose {
+            point: &flow.phases[0].arrow.from,
+            phase: &flow.phases[0],
+        });
+        errors.on(
+            point,
+            format!("nothing reaches `Finished`, where the reply is stored: `{}` ends at `{point}`, and no phase goes on from there", phase.name),
+        );
+    }
+    for Loose { point, phase } in unreached {
+        errors.on(
+            point,
+            format!(
+                "nobody reaches `{point}`: `{}` starts from it, but no phase ends there{}",
+                phase.name,
+                or(arrows, point)
+            ),
+        );
+    }
+    for Loose { point, phase } in dead_ends {
+        errors.on(
+            point,
+            format!("nobody leaves `{point}`: `{}` ends there, and a flow that arrives would stay for ever; add a phase `{point} -> ..`, or end at `Finished`{}", phase.name, or(arrows, point)),
+        );
+    }
+}
+
+fn mark(phase: &Phase) -> &'static str {
+    match phase.kind {
+        MarkKind::External => "external",
+        MarkKind::Atomic | MarkKind::OnReject => "atomic",
+    }
+}
+
+fn or(arrows: &Arrows, point: &Ident) -> String {
+    let others: Vec<String> = arrows
+        .points()
+        .iter()
+        .filter(|other| *other != point)
+        .map(Ident::to_string)
+        .collect();
+    suggestion(
+        &point.to_string(),
+        others.iter().map(String::as_str).chain([STARTED, FINISHED]),
+    )
+}
+
+/// A phase that starts where nobody ends, and one that ends where nobody starts, are one gap: those
+/// with similar names first, then in the order written.
+fn pair_up(
+    flow: &Flow,
+    unreached: &mut Vec<Loose<'_>>,
+    dead_ends: &mut Vec<Loose<'_>>,
+    errors: &mut Errors,
+) {
+    let position = |phase: &Phase| {
+        flow.phases
+            .iter()
+            .position(|other| other.name == phase.name)
+    };
+    let mut remaining = Vec::new();
+    for start in unreached.drain(..) {
+        let names: Vec<String> = dead_ends.iter().map(|end| end.point.to_string()).collect();
+        let similar = did_you_mean(&start.point.to_string(), names.iter().map(String::as_str));
+        let similar = similar.and_then(|name| dead_ends.iter().position(|end| end.point == name));
+        let before = || {
+            dead_ends
+                .iter()
+                .position(|end| position(end.phase) < position(start.phase))
+        };
+        let Some(end) = similar.or_else(before) else {
+            remaining.push(start);
+            continue;
+        };
+        let end = dead_ends.remove(end);
+        let meant = if similar.is_some() {
+            format!("; did you mean `{}`?", end.point)
+        } else {
+            String::new()
+        };
+        errors.on(
+            start.point,
+            format!(
+                "`{}` starts from `{}`, but the phase before it, `{}`, ends at `{}`{meant}",
+                start.phase.name, start.point, end.phase.name, end.point
+            ),
+        );
+    }
+    *unreached = remaining;
+}
+
+/// `with(P)` is given what P stored, so P must lie on every way to here.
+fn with(with: &[Ident], at: &[&Ident], flow: &Flow, arrows: &Arrows, errors: &mut Errors) {
+    let points = flow.points();
+    for (index, asked) in with.iter().enumerate() {
+        if *asked == STARTED {
+            errors.on(asked, "no value is stored at `Started`: what came in there is the request; take a parameter `request`");
+        } else if *asked == FINISHED {
+            errors.on(
+                asked,
+                "the value at `Finished` is the reply: no phase comes after it",
+            );
+        } else if !points.contains(asked) {
+            let names: Vec<String> = points.iter().map(Ident::to_string).collect();
+            let names = || {
+                names
+                    .iter()
+                    .map(String::as_str)
+                    .filter(|name| *name != STARTED && *name != FINISHED)
+            };
+            errors.on(
+                asked,
+                format!(
+                    "this flow has no point `{asked}`{} (it has {})",
+                    suggestion(&asked.to_string(), names()),
+                    list(names())
+                ),
+            );
+        } else if with[..index].contains(asked) {
+            errors.on(asked, format!("`{asked}` is asked for twice"));
+        } else if at.contains(&asked) {
+            errors.on(asked, format!("the value of `{asked}` is the first that is passed anyway: it is where the flow stands; `with(..)` asks for values from before"));
+        } else if let Some(way) = at
+            .iter()
+            .find_map(|at| arrows.path(STARTED, &at.to_string(), Some(&asked.to_string())))
+        {
+            let here = list(at);
+            let why = format!("a flow may come to {here} without it: {}", way.join(" -> "));
+            errors.on(asked, format!("the value of `{asked}` is not always there: {why}; `with(..)` asks for points that lie on every way"));
+        }
+    }
+}
+
+fn values(phase: &Phase, errors: &mut Errors) {
+    let Phase {
+        name,
+        arrow: crate::attr::Arrow { from, .. },
+        signature,
+        options,
+        ..
+    } = phase;
+    if *from == STARTED && signature.request.is_none() {
+        let message = match signature.values.len().checked_sub(options.with.len()) {
+            Some(1) => format!(
+                "`{name}` leaves `Started`, so what it takes is the request, and the parameter is named so: `request: &{}`",
+                signature.values[0]
+            ),
+            _ => format!(
+                "`{name}` leaves `Started`, so it takes the request: a last parameter `request: &..` (its type is the flow's request type)"
+            ),
+        };
+        errors.on(name, message);
+        return;
+    }
+    count(name, from, signature.values.len(), &options.with, errors);
+}
+
+/// There are as many values as `with(..)` asks for, and one more for the point itself.
+fn count(name: &Ident, at: &Ident, given: usize, with: &[Ident], errors: &mut Errors) {
+    let leading = usize::from(*at != STARTED);
+    if (with.len()..=with.len() + leading).contains(&given) {
+        return;
+    }
+    let values = |count: usize| format!("{count} value{}", if count == 1 { "" } else { "s" });
+    let mut order: Vec<String> = Vec::new();
+    if leading == 1 {
+        order.push(format!("that of `{at}`"));
+    }
+    order.extend(with.iter().map(|point| format!("that of `{point}`")));
+    let order = if order.is_empty() {
+        "there is none at `Started`".to_owned()
+    } else {
+        format!("in this order: {}", order.join(", "))
+    };
+    let hint = if given > with.len() + leading {
+        "; values from before are asked for by `with(..)`, and the request is the parameter named `request`"
+    } else {
+        ""
+    };
+    errors.on(
+        name,
+        format!(
+            "`{name}` takes {}, but is given {} ({order}){hint}",
+            values(given),
+            values(with.len() + leading)
+        ),
+    );
+}
+
+fn handlers(flow: &Flow, arrows: &Arrows, errors: &mut Errors) {
+    let points = flow.points();
+    let mut seen: Vec<(&Ident, &Handler)> = Vec::new();
+    for handler in &flow.handlers {
+        for at in &handler.at {
+            let known = points.contains(at);
+            if *at == FINISHED {
+                errors.on(at, "nothing is rejected at `Finished`: the reply is stored");
+            } else if !known {
+                let names: Vec<String> = points
+                    .iter()
+                    .map(Ident::to_string)
+                    .filter(|name| name != FINISHED)
+                    .collect();
+                let names = || names.iter().map(String::as_str);
+                errors.on(
+                    at,
+                    format!(
+                        "this flow has no point `{at}`{} (a phase may reject at {})",
+                        suggestion(&at.to_string(), names()),
+                        list(names())
+                    ),
+                );
+            } else if !arrows.is_left(at) {
+                errors.on(at, format!("nobody leaves `{at}`, so no phase can reject there and `{}` would never be called", handler.name));
+            }
+            match seen.iter().find(|(point, _)| *point == at) {
+                Some((_, other)) if other.name == handler.name => {
+                    errors.on(at, format!("`{at}` is named twice"))
+                }
+                Some((_, other)) => errors.on(
+                    at,
+                    format!(
+                        "a rejection at `{at}` is taken care of by `{}` already",
+                        other.name
+                    ),
+                ),
+                None => seen.push((at, handler)),
+            }
+        }
+        let at: Vec<&Ident> = handler
+            .at
+            .iter()
+            .filter(|at| points.contains(at) && **at != FINISHED)
+            .collect();
+        if !at.is_empty() {
+            with(&handler.with, &at, flow, arrows, errors);
+        }
+        let started = Ident::new(STARTED, Span::call_site());
+        if let Some(first) = handler
+            .at
+            .iter()
+            .find(|at| **at == STARTED)
+            .map(|_| &started)
+            .or(handler.at.first())
+        {
+            count(
+                &handler.name,
+                first,
+                handler.signature.values.len(),
+                &handler.with,
+                errors,
+            );
+        }
+    }
+}

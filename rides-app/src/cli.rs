@@ -1,0 +1,135 @@
+//! The command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+/// A ride service whose requests take effect once, whatever happens.
+///
+/// Without a command it serves. Without DATABASE_URL it starts a private PostgreSQL of its own.
+#[derive(Debug, Parser)]
+#[command(name = "rides-app", version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// How to serve, where no command is given.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve rides, with a payment gateway of its own unless told of another.
+    Serve(ServeArgs),
+    /// Run the payment gateway alone.
+    Gateway(GatewayArgs),
+    /// Manage users. Works beside a running server.
+    Users {
+        /// What to do.
+        #[command(subcommand)]
+        command: UsersCommand,
+        /// Which database.
+        #[command(flatten)]
+        database: DatabaseArgs,
+    },
+}
+
+/// What can be done with users.
+#[derive(Debug, Subcommand)]
+pub enum UsersCommand {
+    /// Add a user, and print the new token. It is shown only once.
+    Add {
+        /// The user's name.
+        name: String,
+    },
+}
+
+/// Which database to use.
+#[derive(Debug, Clone, Args)]
+pub struct DatabaseArgs {
+    /// Use this PostgreSQL instead of a private one.
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, global = true)]
+    pub database_url: Option<String>,
+    /// Where the private PostgreSQL keeps its data.
+    #[arg(long, env = "RIDES_DATA_DIR", global = true, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+}
+
+/// How to serve.
+#[derive(Debug, Clone, Args)]
+pub struct ServeArgs {
+    /// Where to listen. Port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:3000", value_name = "ADDRESS")]
+    pub listen: SocketAddr,
+    /// How long an attempt may run without renewing its lease (500ms, 15s, 2m).
+    #[arg(long, value_parser = parse_duration)]
+    pub lease: Option<Duration>,
+    /// Charge through this gateway instead of a private one.
+    #[arg(long, env = "GATEWAY_URL", value_name = "URL")]
+    pub gateway_url: Option<String>,
+    /// The key for the gateway.
+    #[arg(
+        long,
+        env = "STRIPE_API_KEY",
+        hide_env_values = true,
+        value_name = "KEY"
+    )]
+    pub gateway_key: Option<String>,
+    /// Which database.
+    #[command(flatten)]
+    pub database: DatabaseArgs,
+}
+
+/// How to run the gateway.
+#[derive(Debug, Clone, Args)]
+pub struct GatewayArgs {
+    /// Where to listen. Port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:3001", value_name = "ADDRESS")]
+    pub listen: SocketAddr,
+    /// Which database.
+    #[command(flatten)]
+    pub database: DatabaseArgs,
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let millis = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err("write a number and a unit: 500ms, 15s, 2m, 1h".to_owned()),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| "write a number and a unit: 15s".to_owned())?;
+    number
+        .checked_mul(millis)
+        .map(Duration::from_millis)
+        .ok_or_else(|| "this is too long".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn serve_is_what_is_done_without_a_command() {
+        let cli = Cli::parse_from(["rides-app", "--listen", "127.0.0.1:0", "--lease", "3s"]);
+        assert!(cli.command.is_none());
+        assert_eq!(cli.serve.lease, Some(Duration::from_secs(3)));
+        assert!(Cli::try_parse_from(["rides-app", "--lease", "3"]).is_err());
+        assert!(Cli::try_parse_from(["rides-app", "--lease", "99999999999999999999s"]).is_err());
+    }
+}

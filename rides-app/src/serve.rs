@@ -1,0 +1,250 @@
+//! The commands, from the command line to a running server.
+
+use std::error::Error;
+use std::fmt::Display;
+use std::future::IntoFuture;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use idempotent_core::{Engine, FlowOptions};
+use sqlx::postgres::PgPool;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::app::{App, router};
+use crate::cli::{Cli, Command, DatabaseArgs, GatewayArgs, ServeArgs, UsersCommand};
+use crate::database::{Database, migrate};
+use crate::flow::RideFlow;
+use crate::gateway::{self, Gateway};
+use crate::payments::GatewayClient;
+use crate::users;
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// How long a stopping server waits for requests that are being answered.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
+
+/// How long one call to the gateway may take; the phase's own timeout is a little longer.
+const GATEWAY_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// The key for the private gateway. Any will do there.
+const DEMO_GATEWAY_KEY: &str = "sk_test_rides";
+
+/// Does what the command line asks for.
+///
+/// # Errors
+///
+/// When something that is needed cannot be had; the message says what and what to do.
+pub fn run(cli: Cli) -> Result<(), Failure> {
+    match cli.command {
+        None => serve(&cli.serve),
+        Some(Command::Serve(args)) => serve(&args),
+        Some(Command::Gateway(args)) => run_gateway(&args),
+        Some(Command::Users {
+            command: UsersCommand::Add { name },
+            database,
+        }) => add_user(&database, &name),
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    Ok(tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?)
+}
+
+/// A closed stdout is no reason to stop serving.
+fn say(line: impl Display) {
+    let mut stdout = std::io::stdout();
+    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
+}
+
+fn serve(args: &ServeArgs) -> Result<(), Failure> {
+    let database = Database::open(&args.database)?;
+    let runtime = runtime()?;
+    let served = runtime.block_on(serve_from(&database, args));
+    // Ends what still runs in the background before its database goes.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    database.stop();
+    served
+}
+
+async fn serve_from(database: &Database, args: &ServeArgs) -> Result<(), Failure> {
+    let pool = database.pool(20);
+    migrate(&pool).await.map_err(|error| no_database(&error))?;
+    if database.is_embedded() {
+        for (name, token) in [("alice", "demo-alice"), ("bob", "demo-bob")] {
+            users::add(&pool, name, token).await?;
+        }
+    }
+
+    let (stop, stopping) = watch::channel(false);
+    let gateway_key = args.gateway_key.as_deref().unwrap_or(DEMO_GATEWAY_KEY);
+    let (gateway_url, private_gateway) = match &args.gateway_url {
+        Some(url) => (url.clone(), None),
+        None => {
+            let listener = listen("127.0.0.1:0".parse()?).await?;
+            let url = format!("http://{}", listener.local_addr()?);
+            let gateway = Gateway::new(database.pool(10));
+            gateway.migrate().await?;
+            (
+                url,
+                Some(tokio::spawn(gateway::serve(
+                    listener,
+                    gateway,
+                    told(stopping.clone()),
+                ))),
+            )
+        }
+    };
+    let payments = GatewayClient::new(&gateway_url, gateway_key, GATEWAY_TIMEOUT)?;
+
+    let mut options = FlowOptions::new();
+    if let Some(lease) = args.lease {
+        options = options.lease(lease);
+    }
+    let engine = Engine::builder(pool.clone())
+        .flow_with(RideFlow::new(payments), options)
+        .build()
+        .await?;
+    let app = App {
+        pool: pool.clone(),
+        rides: engine.handle::<RideFlow<GatewayClient>>()?,
+    };
+
+    let listener = listen(args.listen).await?;
+    let address = listener.local_addr()?;
+    announce(address, database, &gateway_url, private_gateway.is_some());
+
+    let server = axum::serve(listener, router(app))
+        .with_graceful_shutdown(told(stopping))
+        .into_future();
+    let interrupted = async {
+        interrupt().await;
+        say("stopping: requests that are being answered are finished first");
+        stop.send_replace(true);
+        tokio::select! {
+            () = tokio::time::sleep(SHUTDOWN_GRACE) => say("stopping with requests still open; they go on when retried"),
+            () = interrupt() => {}
+        }
+    };
+    tokio::select! {
+        served = server => served?,
+        () = interrupted => {}
+    }
+    stop.send_replace(true);
+    if let Some(gateway) = private_gateway {
+        gateway.await??;
+    }
+    // A phase that does not come to an end must not keep the program from ending.
+    let _ = tokio::time::timeout(Duration::from_secs(2), pool.close()).await;
+    Ok(())
+}
+
+fn announce(address: SocketAddr, database: &Database, gateway_url: &str, gateway_is_private: bool) {
+    say(format_args!("listening on http://{address}"));
+    say(format_args!("  database: {}", database.describe()));
+    let private = if gateway_is_private {
+        " (private, a fake)"
+    } else {
+        ""
+    };
+    say(format_args!("  gateway:  {gateway_url}{private}"));
+    if !database.is_embedded() {
+        say("  users:    add one with `rides-app users add NAME`");
+        return;
+    }
+    say("  users:    alice (token demo-alice), bob (token demo-bob)");
+    say(format_args!(
+        "
+Ask for a ride, then send the same line again: the same answer, and one charge.
+
+  curl -i http://{address}/api/rides -H 'Authorization: Bearer demo-alice' \\
+    -H 'Idempotency-Key: ride-1' -H 'Content-Type: application/json' \\
+    -d '{{\"amountCents\": 2000}}'
+
+Change the amount and keep the key: 409. See what there is:
+
+  curl -s http://{address}/api/rides -H 'Authorization: Bearer demo-alice'
+
+Other cards: \"paymentSource\": \"tok_chargeDeclined\", \"tok_gatewayError\", \"tok_gatewayHang\",
+\"tok_slow_5000\". Kill this program while a slow one runs, start it again, and retry. Ctrl-C stops it."
+    ));
+    if gateway_is_private {
+        say(format_args!(
+            "The gateway's ledger: curl -s {gateway_url}/v1/charges -H 'Authorization: Bearer {DEMO_GATEWAY_KEY}'"
+        ));
+    }
+}
+
+async fn told(mut stopping: watch::Receiver<bool>) {
+    // An error means that nobody is left to tell; that is the end as well.
+    let _ = stopping.wait_for(|stop| *stop).await;
+}
+
+/// Ctrl-C, or SIGTERM.
+async fn interrupt() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let terminated = async {
+        match signal(SignalKind::terminate()) {
+            Ok(mut terminate) => {
+                terminate.recv().await;
+            }
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        () = terminated => {}
+    }
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
+    TcpListener::bind(address).await.map_err(|error| {
+        format!("cannot listen on {address}: {error}; choose another with --listen, such as --listen 127.0.0.1:0").into()
+    })
+}
+
+fn no_database(error: &sqlx::migrate::MigrateError) -> Failure {
+    format!("the database cannot be used: {error}; check DATABASE_URL, or leave it unset to use a private one").into()
+}
+
+fn run_gateway(args: &GatewayArgs) -> Result<(), Failure> {
+    let database = Database::open_beside(&args.database)?;
+    let runtime = runtime()?;
+    let served: Result<(), Failure> = runtime.block_on(async {
+        let gateway = Gateway::new(database.pool(10));
+        gateway.migrate().await?;
+        let listener = listen(args.listen).await?;
+        say(format_args!(
+            "the gateway listens on http://{}",
+            listener.local_addr()?
+        ));
+        say(format_args!("  database: {}", database.describe()));
+        gateway::serve(listener, gateway, interrupt()).await?;
+        Ok(())
+    });
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    database.stop();
+    served
+}
+
+fn add_user(args: &DatabaseArgs, name: &str) -> Result<(), Failure> {
+    let database = Database::open_beside(args)?;
+    let runtime = runtime()?;
+    let token = users::new_token();
+    let added: Result<bool, Failure> = runtime.block_on(async {
+        let pool: PgPool = database.pool(1);
+        migrate(&pool).await.map_err(|error| no_database(&error))?;
+        let added = users::add(&pool, name, &token).await?;
+        pool.close().await;
+        Ok(added)
+    });
+    database.stop();
+    if !added? {
+        return Err(format!("there is a user named {name:?} already").into());
+    }
+    say(token);
+    Ok(())
+}

@@ -1,0 +1,25 @@
+//! The integration tests: one binary, one PostgreSQL for all of them, a database for each.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "in a test a panic is the report"
+)]
+
+#[path = "../../idempotent-core/examples/booking.rs"]
+#[allow(dead_code, unreachable_pub, reason = "its main is for people")]
+mod booking;
+
+mod answers;
+mod cost;
+mod crash;
+mod doubt;
+mod embedded;
+mod examples;
+mod failures;
+mod fencing;
+mod gateway;
+mod leases;
+mod proxy;
+mod rides;
+mod start_up;
+mod takeover;

@@ -1,0 +1,23 @@
+//! A phase that is not async.
+
+#![allow(unused)]
+
+use std::convert::Infallible;
+
+use idempotent_core::{Reply, Tx, idempotent_flow};
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize)]
+pub struct Order;
+
+pub struct Shop;
+
+#[idempotent_flow(name = "shop")]
+impl Shop {
+    #[atomic(Started -> Finished)]
+    fn place(&self, tx: &mut Tx<'_>, request: &Order) -> Result<Reply<()>, Infallible> {
+        todo!()
+    }
+}
+
+fn main() {}

@@ -1,0 +1,33 @@
+//! Two points would be stored under one name.
+
+#![allow(unused)]
+
+use std::convert::Infallible;
+
+use idempotent_core::{Reply, Tx, idempotent_flow};
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize)]
+pub struct Order;
+
+pub struct Shop;
+
+#[idempotent_flow(name = "shop")]
+impl Shop {
+    #[atomic(Started -> SentSMS)]
+    async fn place(&self, tx: &mut Tx<'_>, request: &Order) -> Result<(), Infallible> {
+        todo!()
+    }
+
+    #[atomic(SentSMS -> SentSms)]
+    async fn pack(&self, tx: &mut Tx<'_>) -> Result<(), Infallible> {
+        todo!()
+    }
+
+    #[atomic(SentSms -> Finished)]
+    async fn finish(&self, tx: &mut Tx<'_>) -> Result<Reply<()>, Infallible> {
+        todo!()
+    }
+}
+
+fn main() {}

@@ -1,0 +1,31 @@
+//! Two phases take requests of different types.
+
+#![allow(unused)]
+
+use std::convert::Infallible;
+
+use idempotent_core::{Reply, Tx, idempotent_flow};
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize)]
+pub struct Order;
+
+#[derive(Serialize, Deserialize)]
+pub struct Offer;
+
+pub struct Shop;
+
+#[idempotent_flow(name = "shop")]
+impl Shop {
+    #[atomic(Started -> Placed)]
+    async fn place(&self, tx: &mut Tx<'_>, request: &Order) -> Result<(), Infallible> {
+        todo!()
+    }
+
+    #[atomic(Placed -> Finished)]
+    async fn finish(&self, tx: &mut Tx<'_>, request: &Offer) -> Result<Reply<()>, Infallible> {
+        todo!()
+    }
+}
+
+fn main() {}

@@ -1,0 +1,28 @@
+//! Values that cannot be read back.
+
+#![allow(unused)]
+
+use std::convert::Infallible;
+
+use idempotent_core::{Reply, Tx, idempotent_flow};
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize)]
+pub struct Order;
+
+pub struct Shop;
+
+#[idempotent_flow(name = "shop")]
+impl Shop {
+    #[atomic(Started -> Placed)]
+    async fn place(&self, tx: &mut Tx<'_>, request: &Order) -> Result<String, Infallible> {
+        todo!()
+    }
+
+    #[atomic(Placed -> Finished)]
+    async fn finish(&self, tx: &mut Tx<'_>, note: &str) -> Result<Reply<()>, Infallible> {
+        todo!()
+    }
+}
+
+fn main() {}
