@@ -84,17 +84,23 @@ impl Arrows {
         None
     }
 
-    /// The first arrow, in the order written, that closes a circle; and the way around from its target.
+    /// The arrow that closes a circle: one back to a point that an arrow written before has left, if
+    /// there is one. Its target, and the way around.
     pub(crate) fn cycle(&self) -> Option<(&Ident, Vec<String>)> {
-        self.0.iter().find_map(|arrow| {
-            arrow.to.iter().find_map(|to| {
+        let closing = self.0.iter().enumerate().flat_map(|(index, arrow)| {
+            arrow.to.iter().filter_map(move |to| {
                 let way = self.path(&to.to_string(), &arrow.from.to_string(), None)?;
+                let leads_back = self.0[..index].iter().any(|earlier| earlier.from == *to);
                 Some((
+                    leads_back,
                     to,
-                    [arrow.from.to_string()].into_iter().chain(way).collect(),
+                    way.into_iter().chain([to.to_string()]).collect(),
                 ))
             })
-        })
+        });
+        // The first of those that lead back; without any, the last of all.
+        let (_, to, way) = closing.reduce(|first, next| if first.0 { first } else { next })?;
+        Some((to, way))
     }
 }
 

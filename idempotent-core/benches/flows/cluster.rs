@@ -8,6 +8,7 @@ use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use crate::contender::Error;
+use crate::cpu::Used;
 
 pub(crate) struct Cluster {
     server: Embedded,
@@ -37,6 +38,11 @@ impl Cluster {
 
     pub(crate) fn options(&self) -> &PgConnectOptions {
         &self.options
+    }
+
+    /// Processor time up to now.
+    pub(crate) fn cpu(&self) -> Used {
+        Used::until_now(self.server.pid())
     }
 
     pub(crate) async fn create_database(&self, name: &str) -> Result<PgPool, Error> {

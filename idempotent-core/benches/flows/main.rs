@@ -23,6 +23,7 @@ mod article;
 mod by_hand;
 mod cluster;
 mod contender;
+mod cpu;
 mod framework;
 mod measure;
 mod options;

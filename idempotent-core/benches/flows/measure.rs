@@ -8,6 +8,7 @@ use sqlx::PgConnection;
 
 use crate::cluster::Cluster;
 use crate::contender::{Ask, Contender, Error};
+use crate::cpu::Used;
 
 /// What the clients ask for.
 #[derive(Clone)]
@@ -37,8 +38,8 @@ pub(crate) struct Measured {
     pub(crate) name: &'static str,
     pub(crate) per_second: Vec<f64>,
     pub(crate) wal_bytes: Vec<f64>,
-    /// Processor time of this process for one piece of work, where the system tells.
-    pub(crate) client_cpu: Option<Duration>,
+    /// For one piece of work.
+    pub(crate) cpu: Used,
 }
 
 /// Lets the forms take turns.
@@ -58,6 +59,7 @@ pub(crate) async fn in_turns(
             asks,
             clients,
             window.max(Duration::from_millis(500)),
+            cluster,
             &mut admin,
         )
         .await?;
@@ -66,7 +68,8 @@ pub(crate) async fn in_turns(
     for round in 0..rounds {
         for turn in 0..forms.len() {
             let which = (turn + round) % forms.len();
-            windows[which].push(run(&forms[which], asks, clients, window, &mut admin).await?);
+            windows[which]
+                .push(run(&forms[which], asks, clients, window, cluster, &mut admin).await?);
         }
     }
     Ok(forms
@@ -106,13 +109,19 @@ struct Window {
     done: usize,
     took: Duration,
     wal_bytes: i64,
-    cpu: Option<Duration>,
+    cpu: Used,
 }
 
 impl Measured {
     fn of(name: &'static str, windows: &[Window]) -> Self {
         let done: usize = windows.iter().map(|window| window.done).sum();
-        let cpu: Option<Duration> = windows.iter().map(|window| window.cpu).sum();
+        let each = |cpu: fn(&Window) -> Option<Duration>| {
+            windows
+                .iter()
+                .map(cpu)
+                .sum::<Option<Duration>>()
+                .map(|cpu| cpu.div_f64(done as f64))
+        };
         Self {
             name,
             per_second: windows
@@ -123,7 +132,10 @@ impl Measured {
                 .iter()
                 .map(|window| window.wal_bytes as f64 / window.done as f64)
                 .collect(),
-            client_cpu: cpu.map(|cpu| cpu.div_f64(done as f64)),
+            cpu: Used {
+                client: each(|window| window.cpu.client),
+                server: each(|window| window.cpu.server),
+            },
         }
     }
 }
@@ -133,9 +145,11 @@ async fn run(
     asks: &Asks,
     clients: usize,
     length: Duration,
+    cluster: &Cluster,
     admin: &mut PgConnection,
 ) -> Result<Window, Error> {
-    let (wal_before, cpu_before, start) = (wal_position(admin).await?, cpu_time(), Instant::now());
+    let wal_before = wal_position(admin).await?;
+    let (cpu_before, start) = (cluster.cpu(), Instant::now());
     let tasks: Vec<_> = (0..clients)
         .map(|client| {
             let (work, asks) = (contender.work(), asks.clone());
@@ -154,9 +168,7 @@ async fn run(
         done += task.await??;
     }
     let took = start.elapsed();
-    let cpu = cpu_time()
-        .zip(cpu_before)
-        .map(|(after, before)| after.saturating_sub(before));
+    let cpu = cluster.cpu().since(cpu_before);
     Ok(Window {
         done,
         took,
@@ -169,20 +181,6 @@ async fn wal_position(admin: &mut PgConnection) -> Result<i64, sqlx::Error> {
     sqlx::query_scalar("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint")
         .fetch_one(admin)
         .await
-}
-
-/// Of all threads of this process, in user and in system mode. Linux counts it in hundredths of a
-/// second: too coarse for one window, fine enough for the sum of many.
-fn cpu_time() -> Option<Duration> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    let after_name = stat.rsplit_once(')')?.1;
-    let ticks: u64 = after_name
-        .split_whitespace()
-        .skip(11)
-        .take(2)
-        .filter_map(|ticks| ticks.parse::<u64>().ok())
-        .sum();
-    Some(Duration::from_millis(ticks * 10))
 }
 
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {

@@ -1,6 +1,7 @@
 //! The tables at the end.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use crate::measure::{Measured, median};
 use crate::wire::Trips;
@@ -46,43 +47,43 @@ impl Report {
     }
 
     pub(crate) fn print(&self) {
-        println!();
         println!(
-            "{:<10} {:>7}  {:<18} {:>10} {:>11} {:>11} {:>7} {:>11}",
+            "\n{:<10} {:>7}  {:<18} {:>10} {:>10} {:>10} {:>11} {:>5} {:>9}",
             "work",
             "clients",
             "form",
             "per second",
-            "client CPU",
+            "client us",
+            "server us",
             "round trips",
             "pings",
             "WAL bytes"
         );
         self.rates.iter().for_each(|line| println!("{line}"));
-        println!();
         println!(
-            "{:<10} {:>7}  {:<38} {:>6} {:>13} {:>8}",
-            "work", "clients", "ratio", "median", "(min-max)", "target"
+            "\n{:<10} {:>7}  {:<38} {:>6} {:>11} {:>8} {:>11}",
+            "work", "clients", "ratio, per second", "median", "(min-max)", "by CPU", "target"
         );
         self.ratios.iter().for_each(|line| println!("{line}"));
-        println!();
-        println!(
-            "client CPU: of this process, for one piece of work. Round trips: by a forwarder that reads"
-        );
-        println!(
-            "the wire. Pings: what sqlx sends when a connection goes back to its pool; nobody waits for it."
-        );
+        println!("{LEGEND}");
     }
 }
 
+const LEGEND: &str = "
+client us, server us: processor time of this process and of the server's, for one piece of work.
+by CPU: the ratio of both together, which is what the other ratio tends to when all processors are busy
+and nobody else uses them. Round trips: counted by a forwarder that reads the wire. Pings: what sqlx
+sends when a connection goes back to its pool; nobody waits for it.";
+
 fn rate(work: &str, clients: usize, measured: &Measured, trips: Trips) -> String {
-    let cpu = measured
-        .client_cpu
-        .map_or("-".to_owned(), |cpu| format!("{} us", cpu.as_micros()));
+    let micros =
+        |cpu: Option<Duration>| cpu.map_or("-".to_owned(), |cpu| cpu.as_micros().to_string());
     format!(
-        "{work:<10} {clients:>7}  {:<18} {:>10.0} {cpu:>11} {:>11.1} {:>7.1} {:>11.0}",
+        "{work:<10} {clients:>7}  {:<18} {:>10.0} {:>10} {:>10} {:>11.1} {:>5.1} {:>9.0}",
         measured.name,
         median(measured.per_second.iter().copied()),
+        micros(measured.cpu.client),
+        micros(measured.cpu.server),
         trips.round_trips,
         trips.pings,
         median(measured.wal_bytes.iter().copied()),
@@ -105,13 +106,18 @@ fn ratio(
     let middle = median(ratios.iter().copied());
     let smallest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let largest = ratios.iter().copied().fold(0.0, f64::max);
+    let spread = format!("({smallest:.2}-{largest:.2})");
+    let by_cpu = match (of.cpu.total(), to.cpu.total()) {
+        (Some(of), Some(to)) => format!("{:.2}", to.as_secs_f64() / of.as_secs_f64()),
+        _ => "-".to_owned(),
+    };
     let names = format!("{} / {}", of.name, to.name);
     let verdict = match at_least {
         None => String::new(),
-        Some(wanted) if middle >= wanted => format!(">= {wanted}  PASS"),
-        Some(wanted) => format!(">= {wanted}  MISS"),
+        Some(wanted) if middle >= wanted => format!(">= {wanted} PASS"),
+        Some(wanted) => format!(">= {wanted} MISS"),
     };
     format!(
-        "{work:<10} {clients:>7}  {names:<38} {middle:>6.2} ({smallest:.2}-{largest:.2})   {verdict}"
+        "{work:<10} {clients:>7}  {names:<38} {middle:>6.2} {spread:>11} {by_cpu:>8} {verdict:>11}"
     )
 }

@@ -48,11 +48,10 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{self, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::SystemTime;
+use std::process::{Command, Stdio};
 
 use sqlx::postgres::PgConnectOptions;
+use uuid::Uuid;
 
 use account::{Account, current_uid};
 use binaries::Binaries;
@@ -269,7 +268,10 @@ impl Builder {
             Place::Ephemeral { parent } => {
                 let path = new_directory(parent)?;
                 let socket = cluster::socket_place(&path, &Account::for_root(&path)?);
+                // First the janitor, then what it removes: killed in between, nothing is left.
                 let janitor = Janitor::spawn(&[path.clone(), socket])?;
+                let made = DirBuilder::new().mode(0o700).create(&path);
+                made.doing("create", &path)?;
                 (path, Some(janitor))
             }
         };
@@ -310,9 +312,9 @@ impl Builder {
     }
 }
 
-/// A new directory for a throw-away server, somewhere that the server's user can reach.
+/// The name of a new directory for a throw-away server, somewhere that the server's user can reach.
+/// Nobody else has it or will: so whoever removes it later can be started before it is made.
 fn new_directory(parent: Option<PathBuf>) -> Result<PathBuf, EmbeddedError> {
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
     let parent = match parent {
         Some(parent) => parent,
         None => {
@@ -325,19 +327,7 @@ fn new_directory(parent: Option<PathBuf>) -> Result<PathBuf, EmbeddedError> {
         }
     };
     let parent = parent.canonicalize().doing("open", &parent)?;
-    loop {
-        let now = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("pg-{}-{:x}-{number}", process::id(), now.subsec_nanos());
-        let path = parent.join(name);
-        match DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => return Ok(path),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => (),
-            Err(error) => return Err(error).doing("create", &path),
-        }
-    }
+    Ok(parent.join(format!("pg-{}", Uuid::new_v4().simple())))
 }
 
 /// Where an app keeps its data if it was not told: `$XDG_DATA_HOME`, else `~/.local/share`, if that

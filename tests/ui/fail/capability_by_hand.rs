@@ -8,11 +8,17 @@ use idempotent_core::{DerivedKey, External, Tx, idempotent_flow};
 use serde::{Deserialize, Serialize};
 
 fn transaction<'a>() -> Tx<'a> {
-    Tx { connection: todo!(), key: todo!() }
+    Tx {
+        connection: todo!(),
+        key: todo!(),
+    }
 }
 
 fn call<'a>() -> External<'a> {
-    External { key: todo!(), derived: todo!() }
+    External {
+        key: todo!(),
+        derived: todo!(),
+    }
 }
 
 fn key() -> DerivedKey {

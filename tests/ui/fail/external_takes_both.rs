@@ -15,7 +15,12 @@ pub struct Shop;
 #[idempotent_flow(name = "shop")]
 impl Shop {
     #[external(Started -> Finished)]
-    async fn place(&self, call: &External<'_>, tx: &mut Tx<'_>, request: &Order) -> Result<Reply<()>, Infallible> {
+    async fn place(
+        &self,
+        call: &External<'_>,
+        tx: &mut Tx<'_>,
+        request: &Order,
+    ) -> Result<Reply<()>, Infallible> {
         todo!()
     }
 }

@@ -15,7 +15,11 @@ pub struct Shop;
 #[idempotent_flow(name = "shop")]
 impl Shop {
     #[atomic(Started -> Finished)]
-    async fn place<C: Send, const N: usize>(&self, tx: &mut Tx<'_>, request: &Order) -> Result<Reply<()>, Infallible> {
+    async fn place<C: Send, const N: usize>(
+        &self,
+        tx: &mut Tx<'_>,
+        request: &Order,
+    ) -> Result<Reply<()>, Infallible> {
         todo!()
     }
 }

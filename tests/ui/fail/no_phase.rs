@@ -4,7 +4,7 @@
 
 use std::convert::Infallible;
 
-use idempotent_core::{idempotent_flow};
+use idempotent_core::idempotent_flow;
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]

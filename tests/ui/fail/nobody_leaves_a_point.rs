@@ -15,7 +15,11 @@ pub struct Shop;
 #[idempotent_flow(name = "shop")]
 impl Shop {
     #[atomic(Started -> Placed | Refused)]
-    async fn place(&self, tx: &mut Tx<'_>, request: &Order) -> Result<ShopPlaceOutcome<(), ()>, Infallible> {
+    async fn place(
+        &self,
+        tx: &mut Tx<'_>,
+        request: &Order,
+    ) -> Result<ShopPlaceOutcome<(), ()>, Infallible> {
         todo!()
     }
 

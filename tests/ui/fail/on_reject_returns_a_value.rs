@@ -20,7 +20,11 @@ impl Shop {
     }
 
     #[on_reject(Started)]
-    async fn decline(&self, tx: &mut Tx<'_>, rejection: &Rejection) -> Result<Reply<()>, Infallible> {
+    async fn decline(
+        &self,
+        tx: &mut Tx<'_>,
+        rejection: &Rejection,
+    ) -> Result<Reply<()>, Infallible> {
         todo!()
     }
 }

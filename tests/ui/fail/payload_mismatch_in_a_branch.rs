@@ -21,7 +21,11 @@ pub struct Shop;
 #[idempotent_flow(name = "shop")]
 impl Shop {
     #[external(Started -> Placed | Finished)]
-    async fn place(&self, call: &External<'_>, request: &Order) -> Result<ShopPlaceOutcome<Letter, Reply<()>>, Infallible> {
+    async fn place(
+        &self,
+        call: &External<'_>,
+        request: &Order,
+    ) -> Result<ShopPlaceOutcome<Letter, Reply<()>>, Infallible> {
         todo!()
     }
 

@@ -15,7 +15,12 @@ pub struct Shop;
 #[idempotent_flow(name = "shop")]
 impl Shop {
     #[atomic(Started -> Finished)]
-    async fn place(&self, tx: &mut Tx<'_>, rejection: &Rejection, request: &Order) -> Result<Reply<()>, Infallible> {
+    async fn place(
+        &self,
+        tx: &mut Tx<'_>,
+        rejection: &Rejection,
+        request: &Order,
+    ) -> Result<Reply<()>, Infallible> {
         todo!()
     }
 }

@@ -23,7 +23,6 @@ impl Shop {
     async fn again(&self, tx: &mut Tx<'_>) -> Result<(), Infallible> {
         todo!()
     }
-
 }
 
 fn main() {}

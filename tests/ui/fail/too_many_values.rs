@@ -23,7 +23,12 @@ impl Shop {
     }
 
     #[atomic(Placed -> Finished)]
-    async fn finish(&self, tx: &mut Tx<'_>, parcel: &Parcel, order: &Order) -> Result<Reply<()>, Infallible> {
+    async fn finish(
+        &self,
+        tx: &mut Tx<'_>,
+        parcel: &Parcel,
+        order: &Order,
+    ) -> Result<Reply<()>, Infallible> {
         todo!()
     }
 }

@@ -15,7 +15,11 @@ pub struct Shop;
 #[idempotent_flow(name = "shop")]
 impl Shop {
     #[atomic(Started -> Finished)]
-    async unsafe fn place(&self, tx: &mut Tx<'_>, request: &Order) -> Result<Reply<()>, Infallible> {
+    async unsafe fn place(
+        &self,
+        tx: &mut Tx<'_>,
+        request: &Order,
+    ) -> Result<Reply<()>, Infallible> {
         todo!()
     }
 }

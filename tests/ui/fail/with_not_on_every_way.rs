@@ -18,7 +18,11 @@ pub struct Shop;
 #[idempotent_flow(name = "shop")]
 impl Shop {
     #[external(Started -> Held | Short)]
-    async fn place(&self, call: &External<'_>, request: &Order) -> Result<ShopPlaceOutcome<Parcel, ()>, Infallible> {
+    async fn place(
+        &self,
+        call: &External<'_>,
+        request: &Order,
+    ) -> Result<ShopPlaceOutcome<Parcel, ()>, Infallible> {
         todo!()
     }
 

@@ -23,7 +23,13 @@ impl Shop {
     }
 
     #[atomic(Placed -> Finished, with(Plaecd, Started, Placed))]
-    async fn finish(&self, tx: &mut Tx<'_>, a: &Parcel, b: &Order, c: &Parcel) -> Result<Reply<()>, Infallible> {
+    async fn finish(
+        &self,
+        tx: &mut Tx<'_>,
+        a: &Parcel,
+        b: &Order,
+        c: &Parcel,
+    ) -> Result<Reply<()>, Infallible> {
         todo!()
     }
 }

@@ -45,7 +45,13 @@ impl Shop {
     }
 
     #[external(Settled -> Finished, with(Quoted))]
-    async fn mail(&self, call: &External<'_>, settled: &(), quote: &Quote, request: &Order) -> Result<Reply<u8>, Infallible> {
+    async fn mail(
+        &self,
+        call: &External<'_>,
+        settled: &(),
+        quote: &Quote,
+        request: &Order,
+    ) -> Result<Reply<u8>, Infallible> {
         Ok(Reply::created(1))
     }
 }

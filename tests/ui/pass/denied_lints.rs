@@ -1,6 +1,12 @@
 //! Generated code is clean under lints that a careful crate denies.
 
-#![deny(missing_docs, unreachable_pub, unused, unused_qualifications, single_use_lifetimes)]
+#![deny(
+    missing_docs,
+    unreachable_pub,
+    unused,
+    unused_qualifications,
+    single_use_lifetimes
+)]
 
 use std::convert::Infallible;
 

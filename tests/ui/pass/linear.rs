@@ -34,19 +34,34 @@ impl<P: Payments> Shop<P> {
 
     /// Charges the card.
     #[external(Placed -> Charged, timeout = "10s")]
-    async fn charge(&self, call: &External<'_>, parcel: &Parcel, request: &Order) -> Result<Charge, Infallible> {
+    async fn charge(
+        &self,
+        call: &External<'_>,
+        parcel: &Parcel,
+        request: &Order,
+    ) -> Result<Charge, Infallible> {
         Ok(self.payments.charge(call.derived_key()).await)
     }
 
     /// Ships.
     #[atomic(Charged -> Finished, with(Placed), isolation = "serializable")]
-    async fn ship(&self, tx: &mut Tx<'_>, charge: &Charge, parcel: &Parcel) -> Result<Reply<u32>, Infallible> {
+    async fn ship(
+        &self,
+        tx: &mut Tx<'_>,
+        charge: &Charge,
+        parcel: &Parcel,
+    ) -> Result<Reply<u32>, Infallible> {
         Ok(Reply::ok(Self::weight(parcel)))
     }
 
     /// Cancels.
     #[on_reject(Placed)]
-    async fn cancel(&self, tx: &mut Tx<'_>, parcel: &Parcel, rejection: &Rejection) -> Result<(), Infallible> {
+    async fn cancel(
+        &self,
+        tx: &mut Tx<'_>,
+        parcel: &Parcel,
+        rejection: &Rejection,
+    ) -> Result<(), Infallible> {
         Ok(())
     }
 

@@ -20,12 +20,20 @@ macro_rules! flow {
         #[idempotent_flow(name = "shop")]
         impl $flow {
             #[atomic(Started -> $point)]
-            async fn place(&self, tx: &mut Tx<'_>, request: &$request) -> Result<$value, Infallible> {
+            async fn place(
+                &self,
+                tx: &mut Tx<'_>,
+                request: &$request,
+            ) -> Result<$value, Infallible> {
                 todo!()
             }
 
             #[atomic($point -> Finished)]
-            async fn finish(&self, tx: &mut Tx<'_>, value: &$value) -> Result<Reply<()>, Infallible> {
+            async fn finish(
+                &self,
+                tx: &mut Tx<'_>,
+                value: &$value,
+            ) -> Result<Reply<()>, Infallible> {
                 todo!()
             }
         }

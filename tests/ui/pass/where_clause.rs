@@ -31,7 +31,11 @@ where
     }
 
     #[atomic(Placed -> Finished)]
-    async fn finish<'t>(&self, tx: &mut Tx<'t>, parcel: &Parcel<T>) -> Result<Reply<[u8; N]>, Infallible>
+    async fn finish<'t>(
+        &self,
+        tx: &mut Tx<'t>,
+        parcel: &Parcel<T>,
+    ) -> Result<Reply<[u8; N]>, Infallible>
     where
         T: Clone,
         [u8; N]: Serialize,
