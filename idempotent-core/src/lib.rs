@@ -1,5 +1,54 @@
 //! Idempotent flows on PostgreSQL: a request's work as a typed state machine that takes effect
 //! once, whatever happens to the client, the process or the connection.
+//!
+//! A flow is an impl block of phases between recovery points. An atomic phase runs in a transaction
+//! that also stores the next point; an external phase calls the outside under a derived key. The
+//! engine runs the flow under a lease, from the point where the last attempt stopped, and stores the
+//! answer for every retry.
+//!
+//! ```
+//! use idempotent_core::{External, Reply, Tx, idempotent_flow};
+//!
+//! #[derive(serde::Serialize, serde::Deserialize)]
+//! pub struct Order { cents: i64 }
+//!
+//! pub struct OrderFlow;
+//!
+//! #[idempotent_flow(name = "order", lease = "15s", retention = "48h")]
+//! impl OrderFlow {
+//!     #[atomic(Started -> Placed)]
+//!     async fn place(&self, tx: &mut Tx<'_>, request: &Order) -> Result<(), sqlx::Error> {
+//!         let key_id = tx.key().id();
+//!         sqlx::query("INSERT INTO orders (key_id, cents) VALUES ($1, $2)")
+//!             .bind(key_id)
+//!             .bind(request.cents)
+//!             .execute(&mut **tx)
+//!             .await?;
+//!         Ok(())
+//!     }
+//!
+//!     #[external(Placed -> Finished, timeout = "10s")]
+//!     async fn ship(&self, call: &External<'_>) -> Result<Reply<String>, std::convert::Infallible> {
+//!         Ok(Reply::created(format!("shipped under {}", call.derived_key())))
+//!     }
+//! }
+//! ```
+//!
+//! # The way through the crate
+//!
+//! - [`macro@idempotent_flow`] declares a flow; [`Flow`], [`Graph`] and [`RecoveryPoint`] are what it
+//!   makes of it.
+//! - [`Tx`] and [`External`] are what a phase may do; [`PhaseFailure`] is what its failure means.
+//! - [`Engine`] and [`Handle`] run requests; [`RunError`] says why there is no answer now.
+//! - `http` (feature `axum`) is the glue for a service; `embedded` (feature `embedded`) a private
+//!   PostgreSQL for development and tests.
+//!
+//! # What is guaranteed
+//!
+//! What an atomic phase writes takes effect once: it commits together with the recovery point, on
+//! the condition that the attempt still has the lease. What an external phase does outside takes
+//! effect once where the outside dedupes by the derived key, for as long as it remembers it: a lease
+//! fences the database, not the world.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 #[doc(hidden)]

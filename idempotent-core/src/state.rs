@@ -5,8 +5,9 @@
 //! number, a skipped field that is needed) is found by the first request and not by the first crash.
 
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+
+use crate::flow::Payload;
 
 /// The stored values of one flow, by the name of the point at which each was reached.
 #[doc(hidden)]
@@ -24,7 +25,7 @@ pub struct Undecodable {
 
 impl State {
     /// Reads the value of a point. A unit value is stored as `null`, and is not the same as none.
-    pub fn decode<T: DeserializeOwned>(&self, point: &'static str) -> Result<T, Undecodable> {
+    pub fn decode<T: Payload>(&self, point: &'static str) -> Result<T, Undecodable> {
         let undecodable = |reason: String| Undecodable {
             point: point.to_owned(),
             reason,

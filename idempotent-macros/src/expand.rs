@@ -8,14 +8,15 @@
 use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
 
-use crate::attr::{Isolation, MarkKind};
+use crate::attr::MarkKind;
 use crate::docs;
 use crate::graph::FINISHED;
 use crate::items::{self, blame};
 use crate::model::{Flow, Handler, Phase};
 use crate::parse::Block;
 use crate::signature::Ty;
-use crate::text::{plain, snake_case};
+use crate::stored;
+use crate::text::snake_case;
 
 /// The block, and what is made from it.
 pub(crate) fn flow(block: &Block, flow: &Flow) -> TokenStream {
@@ -33,8 +34,8 @@ pub(crate) fn flow(block: &Block, flow: &Flow) -> TokenStream {
     let outcomes = items::outcomes(block, flow);
     let recovery_point = items::recovery_point_name(flow);
     let request = flow.request();
-    let graph = graph(flow);
-    let check = check(flow);
+    let graph = stored::graph(flow);
+    let check = stored::check(flow);
     let advance = advance(flow);
     let reject = reject(flow);
     quote! {
@@ -58,114 +59,6 @@ pub(crate) fn flow(block: &Block, flow: &Flow) -> TokenStream {
             #advance
 
             #reject
-        }
-    }
-}
-
-fn stored(point: &Ident) -> String {
-    snake_case(&point.to_string())
-}
-
-fn graph(flow: &Flow) -> TokenStream {
-    let name = &flow.options.name;
-    let lease = Literal::u64_unsuffixed(flow.options.lease_millis);
-    let retention = Literal::u64_unsuffixed(flow.options.retention_millis);
-    let points = flow.points().into_iter().map(|point| {
-        let name = stored(&point);
-        let keeps = flow.keeps(&point);
-        let keeps = keeps.iter().map(stored);
-        quote!(::idempotent_core::__private::Point::new(#name, &[#(#keeps),*]))
-    });
-    let phases = flow.phases.iter().map(phase_in_graph);
-    let handlers = flow.handlers.iter().map(|handler| {
-        let name = plain(&handler.name);
-        let at = handler.at.iter().map(stored);
-        quote!(::idempotent_core::__private::OnReject::new(#name, &[#(#at),*]))
-    });
-    quote! {
-        const GRAPH: &'static ::idempotent_core::__private::Graph = &::idempotent_core::__private::Graph::new(
-            #name,
-            #lease,
-            #retention,
-            &[#(#points),*],
-            &[#(#phases),*],
-            &[#(#handlers),*],
-        );
-    }
-}
-
-fn phase_in_graph(phase: &Phase) -> TokenStream {
-    let name = plain(&phase.name);
-    let from = stored(&phase.arrow.from);
-    let to = phase.arrow.to.iter().map(stored);
-    let made = match phase.kind {
-        MarkKind::External => {
-            let call = phase.call_name();
-            quote!(::idempotent_core::__private::Phase::external(#name, #from, &[#(#to),*], #call))
-        }
-        MarkKind::Atomic | MarkKind::OnReject => {
-            quote!(::idempotent_core::__private::Phase::atomic(#name, #from, &[#(#to),*]))
-        }
-    };
-    let timeout = phase
-        .options
-        .timeout_millis
-        .map(Literal::u64_unsuffixed)
-        .map(|millis| quote!(.timeout_millis(#millis)));
-    let eager = phase.options.eager.then(|| quote!(.eager()));
-    let isolation = phase.options.isolation.map(|isolation| {
-        let level = match isolation {
-            Isolation::ReadCommitted => quote!(ReadCommitted),
-            Isolation::RepeatableRead => quote!(RepeatableRead),
-            Isolation::Serializable => quote!(Serializable),
-        };
-        quote!(.isolation(::idempotent_core::__private::Isolation::#level))
-    });
-    quote!(#made #timeout #eager #isolation)
-}
-
-/// Whether what is stored at a point can be read: all that this point's phases and those ahead take.
-fn check(flow: &Flow) -> TokenStream {
-    let recovery_point = items::recovery_point_name(flow);
-    let mut nothing_to_read = Vec::new();
-    let mut arms = Vec::new();
-    for point in flow.points() {
-        let read: Vec<TokenStream> = flow
-            .keeps(&point)
-            .iter()
-            .filter(|kept| flow.is_taken_from(&point, kept))
-            .filter_map(|kept| Some((stored(kept), flow.payload(kept)?)))
-            .map(|(kept, ty)| {
-                let decoded = quote_spanned!(blame(ty)=> state.decode::<#ty>(#kept));
-                quote!(#decoded?;)
-            })
-            .collect();
-        if read.is_empty() {
-            nothing_to_read.push(point);
-        } else {
-            arms.push(quote!(#recovery_point::#point => { #(#read)* }));
-        }
-    }
-    let (point, state) = if arms.is_empty() {
-        (quote!(_), quote!(_))
-    } else {
-        (quote!(point), quote!(state))
-    };
-    let body = (!arms.is_empty()).then(|| {
-        quote! {
-            match point {
-                #(#recovery_point::#nothing_to_read)|* => {}
-                #(#arms)*
-            }
-        }
-    });
-    quote! {
-        fn check(
-            #point: Self::RecoveryPoint,
-            #state: &::idempotent_core::__private::State,
-        ) -> ::core::result::Result<(), ::idempotent_core::__private::Undecodable> {
-            #body
-            ::core::result::Result::Ok(())
         }
     }
 }
@@ -436,5 +329,5 @@ impl<'a> Taken<'a> {
 }
 
 fn local(point: &Ident, span: Span) -> Ident {
-    format_ident!("at_{}", stored(point), span = span)
+    format_ident!("at_{}", snake_case(&point.to_string()), span = span)
 }

@@ -164,7 +164,7 @@ mod tests {
             ("B", &["A", "Finished"]),
         ]);
         let (closing, way) = circle.cycle().unwrap();
-        assert_eq!(closing, "B");
+        assert_eq!(closing, "A");
         assert_eq!(way, ["A", "B", "A"]);
         assert_eq!(circle.points(), ["A", "B"]);
     }

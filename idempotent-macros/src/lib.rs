@@ -13,12 +13,15 @@ mod docs;
 mod errors;
 mod expand;
 mod fallback;
+mod gaps;
 mod graph;
 mod items;
 mod model;
 mod options;
+mod parameters;
 mod parse;
 mod signature;
+mod stored;
 mod text;
 mod validate;
 

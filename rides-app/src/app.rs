@@ -1,4 +1,4 @@
-//! The service: its routes, and what they share. The handler that matters, [`create_ride`], is a
+//! The service: its routes, and what they share. The handler that matters, `create_ride`, is a
 //! few lines: who asks, under which key, for what; the flow does the rest.
 
 use axum::Router;
