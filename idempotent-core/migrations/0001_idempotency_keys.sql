@@ -37,6 +37,7 @@ CREATE TABLE idempotency_keys (
     CONSTRAINT idempotency_keys_user_path_key UNIQUE (user_id, path, key),
     CONSTRAINT idempotency_keys_finished_with_reply
         CHECK (finished_at IS NULL OR (response_status IS NOT NULL AND response_headers IS NOT NULL AND response_body IS NOT NULL)),
+    CONSTRAINT idempotency_keys_lease_has_an_end CHECK ((holder IS NULL) = (lease_expires_at IS NULL)),
     CONSTRAINT idempotency_keys_finished_without_lease CHECK (finished_at IS NULL OR holder IS NULL)
 ) WITH (fillfactor = 90);
 

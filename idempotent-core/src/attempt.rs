@@ -5,6 +5,9 @@
 //! An attempt that has lost its lease, or whose lease it cannot be sure of, touches nothing again:
 //! every way out of here that is not progress is a [`Halt`].
 
+mod doubt;
+mod end;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +17,6 @@ use sqlx::postgres::{PgPool, Postgres};
 use tokio::time::Instant;
 
 use crate::failure::{Disposition, Failure, Kind, PhaseFailure, Rejection};
-use crate::fingerprint::holds_nul;
 use crate::flow::{Payload, RecoveryPoint};
 use crate::graph::{Graph, Isolation, OnReject, Phase, PhaseKind};
 use crate::key::KeyInfo;
@@ -22,7 +24,11 @@ use crate::lease::{Keeper, Kept};
 use crate::phase::{External, OpenTx};
 use crate::reply::{Reply, StoredReply};
 use crate::state::State;
-use crate::store::{self, Advance, Holder, Position, Taken};
+use crate::store::{self, Advance, Holder, Position, bounded};
+
+/// How long a call may take where its phase does not say. A lease is renewed meanwhile, so this is
+/// all that ends a call which is never answered.
+const CALL_TIME: Duration = Duration::from_secs(300);
 
 /// An attempt at a flow, while it has the lease.
 #[doc(hidden)]
@@ -37,6 +43,7 @@ pub struct Attempt {
     graph: &'static Graph,
     key: Arc<KeyInfo>,
     lease: Duration,
+    default_isolation: Option<Isolation>,
     /// The point at which the row stands.
     stored_point: &'static str,
     /// The point at which the attempt stands: ahead of the row while an external phase's result
@@ -89,6 +96,9 @@ pub(crate) struct Start {
     pub(crate) key: KeyInfo,
     pub(crate) holder: Holder,
     pub(crate) lease: Duration,
+    /// When the statement that granted the lease was sent.
+    pub(crate) granted: Instant,
+    pub(crate) default_isolation: Option<Isolation>,
     pub(crate) point: &'static str,
     pub(crate) state: State,
     pub(crate) connection: PoolConnection<Postgres>,
@@ -96,12 +106,10 @@ pub(crate) struct Start {
 
 impl Attempt {
     pub(crate) fn start(start: Start) -> Self {
-        let kept = start.keeper.keep(
-            start.key.id,
-            start.key.user.clone(),
-            start.holder,
-            start.lease,
-        );
+        let (id, user) = (start.key.id, start.key.user.clone());
+        let kept = start
+            .keeper
+            .keep(id, user, start.holder, start.lease, start.granted);
         let mut attempt = Self {
             pool: start.pool,
             keeper: start.keeper,
@@ -109,6 +117,7 @@ impl Attempt {
             graph: start.graph,
             key: Arc::new(start.key),
             lease: start.lease,
+            default_isolation: start.default_isolation,
             stored_point: start.point,
             point: start.point,
             state: start.state,
@@ -137,12 +146,9 @@ impl Attempt {
             PhaseKind::Atomic { isolation } => isolation,
             PhaseKind::External { .. } => None,
         };
-        self.begin_transaction(
-            phase.name(),
-            isolation,
-            phase.timeout().unwrap_or(self.lease),
-        )
-        .await
+        let timeout = phase.timeout().unwrap_or(self.lease);
+        self.begin_transaction(phase.name(), isolation, timeout)
+            .await
     }
 
     /// Begins the transaction in which a rejection is stored.
@@ -158,7 +164,8 @@ impl Attempt {
         timeout: Duration,
     ) -> Result<OpenTx, Halt> {
         let failed = |error: &sqlx::Error| Halt::failed(Failure::of(name, error));
-        for stale in 0.. {
+        let mut stale = 0;
+        let mut tx = loop {
             let connection = match self.connection.take() {
                 Some(connection) => connection,
                 None => store::acquire(&self.pool)
@@ -166,22 +173,31 @@ impl Attempt {
                     .map_err(|error| failed(&error))?,
             };
             let begin = store::begin(isolation, timeout, self.lease, self.kept.holder());
-            match OpenTx::begin(connection, Arc::clone(&self.key), begin).await {
-                Ok(tx) => return Ok(tx),
+            let (key, within) = (Arc::clone(&self.key), self.answer_time());
+            match OpenTx::begin(connection, key, begin, within).await {
+                Ok(tx) => break tx,
                 // It had gone while it was idle, as all of the pool's have after a restart of the
                 // server. Nothing was begun; take the next one.
-                Err(error)
-                    if store::is_connection_lost(&error)
-                        && stale < self.pool.options().get_max_connections() =>
-                {
+                Err(error) if store::is_connection_lost(&error) && stale < self.connections() => {
                     tracing::debug!(%error, "a connection was lost before the phase began; taking another");
+                    stale += 1;
                 }
                 Err(error) => return Err(failed(&error)),
             }
+        };
+        let works_on_a_snapshot = matches!(
+            isolation.or(self.default_isolation),
+            Some(Isolation::RepeatableRead | Isolation::Serializable)
+        );
+        if works_on_a_snapshot {
+            let locked = store::lock(tx.connection(), self.position());
+            match bounded(self.answer_time(), locked).await {
+                Ok(true) => self.kept.rest(),
+                Ok(false) => return self.give_up(tx, Halt::lost()).await,
+                Err(error) => return self.give_up(tx, failed(&error)).await,
+            }
         }
-        unreachable!(
-            "the loop ends by returning: its last pass does not ask for another connection"
-        )
+        Ok(tx)
     }
 
     /// The right to call the outside, for an external phase. No connection is held meanwhile.
@@ -199,13 +215,9 @@ impl Attempt {
 
     /// The value with which a point was reached.
     pub fn value<T: Payload>(&self, point: impl RecoveryPoint) -> Result<T, Halt> {
-        let phase = self
-            .graph
-            .phase_from(self.point)
-            .map_or(self.point, Phase::name);
         self.state
             .decode(point.name())
-            .map_err(|error| Halt::failed(Failure::stop(phase, error.to_string())))
+            .map_err(|error| self.stop(error.to_string()))
     }
 
     /// Runs the user's phase: until it is done, its time is up, or the lease is lost.
@@ -214,26 +226,14 @@ impl Attempt {
         phase: &'static Phase,
         run: impl Future<Output = Result<T, E>> + Send,
     ) -> Result<T, Halt> {
-        let time_is_up = async {
-            match phase.timeout() {
-                // The server watches over a transaction's time; only a call needs ours.
-                Some(timeout) if phase.is_external() => {
-                    tokio::time::sleep(timeout).await;
-                    timeout
-                }
-                _ => std::future::pending().await,
-            }
+        let (time, what_is_known) = if phase.is_external() {
+            let time = phase.timeout().unwrap_or(CALL_TIME);
+            (time, "whether the call took effect is not known")
+        } else {
+            let time = phase.timeout().unwrap_or(self.lease);
+            (time, "its transaction is rolled back")
         };
-        tokio::select! {
-            biased;
-            result = run => result.map_err(|error| Halt::failed(Failure::of(phase.name(), &error))),
-            () = self.kept.lost() => Err(Halt::lost()),
-            timeout = time_is_up => Err(Halt::failed(Failure {
-                phase: phase.name(),
-                disposition: Disposition::retry(),
-                message: format!("no answer within {timeout:?}; whether the call took effect is unknown"),
-            })),
-        }
+        self.run(phase.name(), time, what_is_known, run).await
     }
 
     /// Runs the user's work beside a rejection.
@@ -242,17 +242,36 @@ impl Attempt {
         handler: &'static OnReject,
         run: impl Future<Output = Result<(), E>> + Send,
     ) -> Result<(), Halt> {
+        let name = handler.name();
+        match self
+            .run(name, self.lease, "its transaction is rolled back", run)
+            .await
+        {
+            // What is being stored already is a rejection; there is no second answer.
+            Err(Halt(Why::Failed(failure))) if matches!(failure.disposition.0, Kind::Reject(_)) => {
+                let message = format!("it rejected a rejection: {}", failure.message);
+                Err(Halt::failed(Failure::stop(name, message)))
+            }
+            ran => ran,
+        }
+    }
+
+    async fn run<T, E: PhaseFailure>(
+        &self,
+        name: &'static str,
+        time: Duration,
+        what_is_known: &str,
+        run: impl Future<Output = Result<T, E>> + Send,
+    ) -> Result<T, Halt> {
         tokio::select! {
             biased;
-            result = run => result.map_err(|error| {
-                let failure = Failure::of(handler.name(), &error);
-                // What is being stored already is a rejection; there is no second answer.
-                Halt::failed(match failure.disposition.0 {
-                    Kind::Reject(_) => Failure::stop(handler.name(), format!("rejected a rejection: {}", failure.message)),
-                    _ => failure,
-                })
-            }),
+            result = run => result.map_err(|error| Halt::failed(Failure::of(name, &error))),
             () = self.kept.lost() => Err(Halt::lost()),
+            () = tokio::time::sleep(time) => Err(Halt::failed(Failure {
+                phase: name,
+                disposition: Disposition::retry(),
+                message: format!("it did not end within {time:?}; {what_is_known}"),
+            })),
         }
     }
 
@@ -264,23 +283,25 @@ impl Attempt {
         value: T,
     ) -> Result<(), Halt> {
         let state = match self.moved_to(to.name(), &value) {
-            Ok(state) => state,
+            Ok(state) if !tx.holds_savepoint() => state,
+            Ok(_) => return self.roll_back(tx, self.open_savepoint()).await,
             Err(halt) => return self.roll_back(tx, halt).await,
         };
         let stored = state.as_value();
-        let moved = match self.refuse_open_savepoint(&mut tx) {
-            Ok(()) => {
-                let advance = Advance {
-                    point: to.name(),
-                    state: &stored,
-                };
-                store::checkpoint(tx.connection(), self.position(), advance, self.lease, false)
-                    .await
-            }
-            Err(halt) => return self.roll_back(tx, halt).await,
+        let advance = Advance {
+            point: to.name(),
+            state: &stored,
         };
+        let sent = Instant::now();
+        let moved = store::checkpoint(tx.connection(), self.position(), advance, self.lease, false);
+        let moved = bounded(self.answer_time(), moved).await;
         if self.commit(tx, moved).await? {
-            self.moved(to.name(), state);
+            self.point = to.name();
+            self.stored_point = to.name();
+            self.state = state;
+            self.kept.renewed(sent);
+            let connection = self.connection.take();
+            self.keep_for_next_phase(connection);
         }
         Ok(())
     }
@@ -288,34 +309,26 @@ impl Attempt {
     /// Ends the last phase of a flow, when it is atomic: stores the reply and commits.
     pub async fn finish<T: Serialize + Send>(
         &mut self,
-        mut tx: OpenTx,
+        tx: OpenTx,
         reply: Reply<T>,
     ) -> Result<(), Halt> {
-        let reply = match self
-            .stored(reply)
-            .and_then(|reply| self.refuse_open_savepoint(&mut tx).map(|()| reply))
-        {
-            Ok(reply) => reply,
-            Err(halt) => return self.roll_back(tx, halt).await,
-        };
-        self.finish_with(tx, reply).await
+        match self.stored(reply) {
+            Ok(reply) => self.finish_with(tx, reply).await,
+            Err(halt) => self.roll_back(tx, halt).await,
+        }
     }
 
     /// Stores a rejection, with the business work that was done for it, and commits.
-    pub async fn store_rejection(
-        &mut self,
-        mut tx: OpenTx,
-        rejection: &Rejection,
-    ) -> Result<(), Halt> {
-        if let Err(halt) = self.refuse_open_savepoint(&mut tx) {
-            return self.roll_back(tx, halt).await;
-        }
+    pub async fn store_rejection(&mut self, tx: OpenTx, rejection: &Rejection) -> Result<(), Halt> {
         self.finish_with(tx, rejection.shared_reply()).await
     }
 
     async fn finish_with(&mut self, mut tx: OpenTx, reply: Arc<StoredReply>) -> Result<(), Halt> {
-        let finished =
-            store::finish(tx.connection(), self.position(), &reply, self.lease, false).await;
+        if tx.holds_savepoint() {
+            return self.roll_back(tx, self.open_savepoint()).await;
+        }
+        let finished = store::finish(tx.connection(), self.position(), &reply, self.lease, false);
+        let finished = bounded(self.answer_time(), finished).await;
         if self.commit(tx, finished).await? {
             self.finished = Some(Finished {
                 reply,
@@ -327,7 +340,12 @@ impl Attempt {
 
     /// Gives up a phase's transaction.
     pub async fn roll_back(&mut self, tx: OpenTx, why: Halt) -> Result<(), Halt> {
-        self.connection = tx.roll_back().await;
+        self.give_up(tx, why).await
+    }
+
+    async fn give_up<T>(&mut self, tx: OpenTx, why: Halt) -> Result<T, Halt> {
+        self.connection = tx.roll_back(self.answer_time()).await;
+        self.kept.wake();
         Err(why)
     }
 
@@ -354,33 +372,6 @@ impl Attempt {
         }
     }
 
-    async fn store_carried(&mut self) -> Result<(), Halt> {
-        let stored = self.state.as_value();
-        let written = match store::acquire(&self.pool).await {
-            Ok(mut connection) => {
-                let advance = Advance {
-                    point: self.point,
-                    state: &stored,
-                };
-                let moved =
-                    store::checkpoint(&mut connection, self.position(), advance, self.lease, true)
-                        .await;
-                moved.map(|moved| (moved, connection))
-            }
-            Err(error) => Err(error),
-        };
-        match written {
-            Ok((true, connection)) => {
-                self.stored_point = self.point;
-                self.kept.renewed();
-                self.keep_for_next_phase(Some(connection));
-                Ok(())
-            }
-            Ok((false, _)) => Err(Halt::lost()),
-            Err(error) => self.resolve_unless_refused(&error).await,
-        }
-    }
-
     /// Ends a flow whose last phase is external.
     pub async fn finish_external<T: Serialize + Send>(
         &mut self,
@@ -395,72 +386,9 @@ impl Attempt {
         self.finish_alone(rejection.shared_reply()).await
     }
 
-    async fn finish_alone(&mut self, reply: Arc<StoredReply>) -> Result<(), Halt> {
-        let finished = match store::acquire(&self.pool).await {
-            Ok(mut connection) => {
-                store::finish(&mut connection, self.position(), &reply, self.lease, true).await
-            }
-            Err(error) => Err(error),
-        };
-        match finished {
-            Ok(true) => {
-                self.finished = Some(Finished {
-                    reply,
-                    by_another: false,
-                });
-                Ok(())
-            }
-            Ok(false) => Err(Halt::lost()),
-            Err(error) => self.resolve_unless_refused(&error).await,
-        }
-    }
-
     /// A flow that has ended has no next phase.
     pub fn already_finished(&self) -> Halt {
-        Halt::failed(Failure::stop(
-            self.point,
-            "the flow has finished; there is no phase to run",
-        ))
-    }
-
-    /// Lets the lease go after a failure, keeping what was reached. Never hides the failure: what
-    /// goes wrong here is logged, and the lease then runs out by itself.
-    pub(crate) async fn release(mut self, last_error: &serde_json::Value) {
-        let stored = self.state.as_value();
-        for _ in 0..RELEASE_TRIES {
-            let mut connection = match self.connection.take() {
-                Some(connection) => connection,
-                None => match store::acquire(&self.pool).await {
-                    Ok(connection) => connection,
-                    Err(error) => {
-                        tracing::warn!(%error, "the lease was not released; it runs out by itself");
-                        return;
-                    }
-                },
-            };
-            let advance = Advance {
-                point: self.point,
-                state: &stored,
-            };
-            match store::release(
-                &mut connection,
-                self.position(),
-                advance,
-                last_error,
-                self.lease,
-            )
-            .await
-            {
-                Ok(true) => return,
-                // Lost, or released by the try whose answer was lost.
-                Ok(false) => return tracing::debug!("the lease was not ours to release any more"),
-                Err(error) => {
-                    tracing::warn!(%error, "the lease could not be released");
-                    connection.close_on_drop();
-                    tokio::time::sleep(PAUSE).await;
-                }
-            }
-        }
+        self.stop("the flow has finished; there is no phase to run")
     }
 
     fn position(&self) -> Position<'_> {
@@ -472,231 +400,51 @@ impl Attempt {
         }
     }
 
-    fn moved_to<T: Payload>(&self, to: &'static str, value: &T) -> Result<State, Halt> {
-        let phase = self
-            .graph
+    /// The phase that leaves the point where the attempt stands.
+    fn phase(&self) -> &'static str {
+        self.graph
             .phase_from(self.point)
-            .map_or(self.point, Phase::name);
-        let unstorable = |reason: String| {
-            Halt::failed(Failure::stop(
-                phase,
-                format!("what it returned for `{to}` cannot be stored: {reason}"),
-            ))
-        };
-        let keeps = self
-            .graph
-            .point(to)
-            .map(|point| point.keeps())
-            .unwrap_or_default();
-        let state = self
-            .state
-            .moved_to(to, keeps, value)
-            .map_err(|error| unstorable(error.to_string()))?;
-        if holds_nul(&state.as_value()) {
-            return Err(unstorable("a string holds a NUL character".to_owned()));
-        }
-        Ok(state)
+            .map_or(self.point, Phase::name)
+    }
+
+    fn stop(&self, message: impl Into<String>) -> Halt {
+        Halt::failed(Failure::stop(self.phase(), message))
+    }
+
+    fn open_savepoint(&self) -> Halt {
+        self.stop("it left a savepoint open: commit or drop what `tx.begin()` gave")
+    }
+
+    fn moved_to<T: Payload>(&self, to: &'static str, value: &T) -> Result<State, Halt> {
+        let keeps = self.graph.point(to).map(|point| point.keeps());
+        self.state
+            .moved_to(to, keeps.unwrap_or_default(), value)
+            .map_err(|reason| {
+                self.stop(format!(
+                    "what it returned for `{to}` cannot be stored: {reason}"
+                ))
+            })
     }
 
     fn stored<T: Serialize>(&self, reply: Reply<T>) -> Result<Arc<StoredReply>, Halt> {
-        let phase = self
-            .graph
-            .phase_from(self.point)
-            .map_or(self.point, Phase::name);
         let stored = reply
             .store()
-            .map_err(|error| Halt::failed(Failure::stop(phase, error.to_string())))?;
+            .map_err(|error| self.stop(error.to_string()))?;
         Ok(Arc::new(stored))
     }
 
-    fn refuse_open_savepoint(&self, tx: &mut OpenTx) -> Result<(), Halt> {
-        if tx.holds_savepoint() {
-            let phase = self
-                .graph
-                .phase_from(self.point)
-                .map_or(self.point, Phase::name);
-            return Err(Halt::failed(Failure::stop(
-                phase,
-                "it left a savepoint open: commit or drop what `tx.begin()` gave",
-            )));
-        }
-        Ok(())
+    fn answer_time(&self) -> Duration {
+        store::answer_time(self.lease)
     }
 
-    /// Commits after the update that must be the transaction's last statement. True: committed.
-    /// False: the answer was lost, and the attempt now stands wherever the row does.
-    async fn commit(
-        &mut self,
-        mut tx: OpenTx,
-        moved: Result<bool, sqlx::Error>,
-    ) -> Result<bool, Halt> {
-        let phase = self
-            .graph
-            .phase_from(self.point)
-            .map_or(self.point, Phase::name);
-        match moved {
-            Ok(true) => {}
-            Ok(false) => {
-                let ours = store::is_own_transaction(tx.connection(), self.kept.holder()).await;
-                let why = if matches!(ours, Ok(false)) {
-                    Halt::failed(Failure::stop(
-                        phase,
-                        "it ended the transaction it was lent (a raw COMMIT or ROLLBACK); its writes may be committed without their recovery point",
-                    ))
-                } else {
-                    Halt::lost()
-                };
-                return self.roll_back(tx, why).await.map(|()| false);
-            }
-            Err(error) => {
-                let why = Halt::failed(Failure::of(phase, &error));
-                return self.roll_back(tx, why).await.map(|()| false);
-            }
-        }
-        match tx.commit().await {
-            Ok(connection) => {
-                self.connection = connection;
-                Ok(true)
-            }
-            Err(error) if store::commit_was_refused(&error) => {
-                Err(Halt::failed(Failure::of(phase, &error)))
-            }
-            Err(error) => {
-                tracing::info!(%error, phase, "the answer to a commit was lost; finding out what became of it");
-                self.resolve().await.map(|()| false)
-            }
-        }
-    }
-
-    fn moved(&mut self, point: &'static str, state: State) {
-        self.point = point;
-        self.stored_point = point;
-        self.state = state;
-        self.kept.renewed();
-        let connection = self.connection.take();
-        self.keep_for_next_phase(connection);
+    /// How many connections may be stale before it cannot be that.
+    fn connections(&self) -> u32 {
+        self.pool.options().get_max_connections()
     }
 
     fn keep_for_next_phase(&mut self, connection: Option<PoolConnection<Postgres>>) {
-        let calls_outside = self
-            .graph
-            .phase_from(self.point)
-            .is_none_or(Phase::is_external);
+        let phase = self.graph.phase_from(self.point);
+        let calls_outside = phase.is_none_or(Phase::is_external);
         self.connection = connection.filter(|_| !calls_outside);
     }
-
-    /// A write that was a transaction of its own failed: for certain, or with its answer lost.
-    async fn resolve_unless_refused(&mut self, error: &sqlx::Error) -> Result<(), Halt> {
-        if store::is_connection_lost(error) {
-            tracing::info!(%error, "the answer to a write was lost; finding out what became of it");
-            return self.resolve().await;
-        }
-        let phase = self
-            .graph
-            .phase_from(self.point)
-            .map_or(self.point, Phase::name);
-        Err(Halt::failed(Failure::of(phase, error)))
-    }
-
-    /// Finds out what became of a commit whose answer was lost, by taking over from itself: the
-    /// update waits for the old transaction, so it never sees the old point while the commit is
-    /// still on its way. Afterwards the attempt stands where the row does.
-    async fn resolve(&mut self) -> Result<(), Halt> {
-        let next = Holder::fresh();
-        let give_up = Instant::now() + self.lease * 2;
-        let mut last_error;
-        loop {
-            match self.take_over_from_myself(next).await {
-                Ok(resolved) => return resolved,
-                Err(error) => last_error = error,
-            }
-            if Instant::now() >= give_up {
-                return Err(Halt(Why::Unresolved(last_error.to_string())));
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
-    }
-
-    async fn take_over_from_myself(
-        &mut self,
-        next: Holder,
-    ) -> Result<Result<(), Halt>, sqlx::Error> {
-        let mut connection = store::acquire(&self.pool).await?;
-        let (id, user) = (self.key.id, self.key.user.clone());
-        let mine = self.kept.holder();
-        let tried =
-            store::take_over_from_myself(&mut connection, id, &user, mine, next, self.lease).await;
-        if tried.is_err() {
-            connection.close_on_drop();
-        }
-        if let Some(taken) = tried? {
-            return Ok(self.adopt(next, taken, connection));
-        }
-        // Finished, lost, or taken by a try of ours whose answer was lost too.
-        let Some(known) = store::read_by_id(&mut connection, id, &user, &[]).await? else {
-            return Ok(Err(Halt::lost()));
-        };
-        if known.holder == Some(next) {
-            let taken = Taken {
-                recovery_point: known.recovery_point,
-                state: known.state.unwrap_or_default(),
-                fence: known.fence,
-                attempts: known.attempts,
-                created_at: known.created_at,
-            };
-            return Ok(self.adopt(next, taken, connection));
-        }
-        let reply = known
-            .response
-            .and_then(|(status, headers, body)| StoredReply::from_stored(status, headers, body));
-        Ok(match reply {
-            Some(reply) => {
-                let by_another = known.fence != self.key.fence;
-                self.finished = Some(Finished {
-                    reply: Arc::new(reply),
-                    by_another,
-                });
-                Ok(())
-            }
-            None => Err(Halt::lost()),
-        })
-    }
-
-    fn adopt(
-        &mut self,
-        holder: Holder,
-        taken: Taken,
-        connection: PoolConnection<Postgres>,
-    ) -> Result<(), Halt> {
-        let phase = self
-            .graph
-            .phase_from(self.point)
-            .map_or(self.point, Phase::name);
-        self.kept = self
-            .keeper
-            .keep(self.key.id, self.key.user.clone(), holder, self.lease);
-        let key = Arc::make_mut(&mut self.key);
-        key.fence = taken.fence;
-        key.attempt = u32::try_from(taken.attempts).unwrap_or(0).max(1);
-        let point = self.graph.point(&taken.recovery_point);
-        match (point, State::from_stored(taken.state)) {
-            (Some(point), Ok(state)) => {
-                self.point = point.name();
-                self.stored_point = point.name();
-                self.state = state;
-                self.keep_for_next_phase(Some(connection));
-                Ok(())
-            }
-            _ => Err(Halt::failed(Failure::stop(
-                phase,
-                "the flow was moved to a point that this version does not know",
-            ))),
-        }
-    }
 }
-
-/// How often a release is tried. More is not worth the wait: the lease runs out by itself.
-const RELEASE_TRIES: usize = 3;
-
-/// Between two tries of something that the connection or a lock was in the way of.
-const PAUSE: Duration = Duration::from_millis(50);

@@ -6,6 +6,7 @@
 
 mod claim;
 mod drive;
+mod resume;
 mod sharing;
 
 use std::any::Any;
@@ -14,16 +15,22 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::postgres::PgPool;
+use sqlx::Connection;
+use sqlx::postgres::{PgConnection, PgPool};
+use tokio::sync::Notify;
 
-use crate::error::{BuildError, NotRegistered, RunError};
-use crate::fingerprint::{Fingerprint, holds_nul};
-use crate::flow::Flow;
-use crate::graph::Graph;
+use crate::error::{BuildError, InvalidRequest, NotRegistered, RunError};
+use crate::fingerprint::Fingerprint;
+use crate::flow::{Flow, Payload};
+use crate::graph::{Graph, Isolation};
+use crate::json::{Unstorable, into_storable};
 use crate::key::Key;
 use crate::lease::{Keeper, KeeperTask};
 use crate::reply::StoredReply;
-use crate::store::{self, LONGEST_LEASE};
+use crate::store::{self, Found, LONGEST_LEASE, Limits};
+pub(crate) use drive::{CONFLICTS, backoff, random};
+pub(crate) use resume::Completion;
+use resume::{Resume, resume};
 use sharing::{Joined, Role, Shared};
 
 /// Runs flows on one database. Cheap to clone.
@@ -71,6 +78,7 @@ pub struct EngineBuilder {
 pub struct FlowOptions {
     lease: Option<Duration>,
     retention: Option<Duration>,
+    limits: Limits,
 }
 
 impl FlowOptions {
@@ -90,14 +98,55 @@ impl FlowOptions {
         self.retention = Some(retention);
         self
     }
+
+    /// After so many attempts that stopped at one point (a bug, a panic) the flow is stuck. 5 unless
+    /// given.
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.limits.max_attempts = attempts;
+        self
+    }
+
+    /// After so many attempts that asked for a retry at one point, and after `patience` since the
+    /// first of them, the flow is stuck. 20 and 24 hours unless given.
+    pub fn retry_attempts(mut self, attempts: u32, patience: Duration) -> Self {
+        self.limits.retry_attempts = attempts;
+        self.limits.patience = patience;
+        self
+    }
+
+    /// How long an outside may keep saying "pending" before the flow is stuck. 7 days unless given.
+    pub fn max_wait(mut self, max_wait: Duration) -> Self {
+        self.limits.max_wait = max_wait;
+        self
+    }
+
+    /// How long the completer waits after a failure: from `first`, doubled with each attempt, to
+    /// `longest`. 1 second and 10 minutes unless given. A client's own retry runs at once.
+    pub fn backoff(mut self, first: Duration, longest: Duration) -> Self {
+        self.limits.backoff = first;
+        self.limits.longest_backoff = longest;
+        self
+    }
+}
+
+/// What is in force for a flow.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settings {
+    lease: Duration,
+    retention: Duration,
+    limits: Limits,
 }
 
 #[derive(Debug)]
 pub(crate) struct Inner {
     pool: PgPool,
     flows: HashMap<&'static str, Registered>,
+    /// Of a transaction that does not name one; none for read committed.
+    default_isolation: Option<Isolation>,
     keeper: Arc<Keeper>,
     shared: Shared,
+    /// There may be work for the completer of this process.
+    work: Notify,
     _keeper_task: KeeperTask,
 }
 
@@ -105,8 +154,54 @@ pub(crate) struct Inner {
 struct Registered {
     graph: &'static Graph,
     flow: Arc<dyn Any + Send + Sync>,
-    lease: Duration,
-    retention: Duration,
+    resume: Resume,
+    settings: Settings,
+}
+
+impl Inner {
+    pub(crate) fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
+    /// Where the completer waits for work of this process.
+    pub(crate) fn work(&self) -> &Notify {
+        &self.work
+    }
+
+    pub(crate) fn flow_names(&self) -> impl Iterator<Item = &'static str> {
+        self.flows.keys().copied()
+    }
+
+    pub(crate) fn retentions(&self) -> impl Iterator<Item = (&'static str, Duration)> {
+        let flows = self.flows.iter();
+        flows.map(|(flow, registered)| (*flow, registered.settings.retention))
+    }
+
+    /// No flow is told to wait longer than this.
+    pub(crate) fn longest_pause(&self) -> Duration {
+        let limits = self.flows.values().map(|flow| flow.settings.limits);
+        let longest = limits.map(|limits| limits.longest_backoff.max(limits.max_wait));
+        longest.max().unwrap_or_default()
+    }
+
+    /// Goes on with a flow that nobody runs.
+    pub(crate) async fn resume(self: &Arc<Self>, found: Found) -> Completion {
+        match self.flows.get(found.flow.as_str()) {
+            Some(registered) => (registered.resume)(Arc::clone(self), found).await,
+            None => Completion::NotUnderstood(NotRegistered("unknown").to_string()),
+        }
+    }
+
+    fn handle<F: Flow>(self: &Arc<Self>) -> Result<Handle<F>, NotRegistered> {
+        let name = F::GRAPH.flow();
+        let registered = self.flows.get(name).ok_or(NotRegistered(name))?;
+        let flow = Arc::clone(&registered.flow).downcast::<F>();
+        Ok(Handle {
+            inner: Arc::clone(self),
+            flow: flow.map_err(|_| NotRegistered(name))?,
+            settings: registered.settings,
+        })
+    }
 }
 
 impl Engine {
@@ -125,16 +220,11 @@ impl Engine {
     ///
     /// When no flow of this type was given to the builder.
     pub fn handle<F: Flow>(&self) -> Result<Handle<F>, NotRegistered> {
-        let name = F::GRAPH.flow();
-        let registered = self.inner.flows.get(name).ok_or(NotRegistered(name))?;
-        let flow = Arc::clone(&registered.flow)
-            .downcast::<F>()
-            .map_err(|_| NotRegistered(name))?;
-        Ok(Handle {
-            inner: Arc::clone(&self.inner),
-            flow,
-            lease: registered.lease,
-        })
+        self.inner.handle()
+    }
+
+    pub(crate) fn inner(&self) -> Arc<Inner> {
+        Arc::clone(&self.inner)
     }
 
     /// The state machines of the registered flows.
@@ -154,8 +244,12 @@ impl EngineBuilder {
         self.flows.push(Registered {
             graph: F::GRAPH,
             flow: Arc::new(flow),
-            lease: options.lease.unwrap_or(F::GRAPH.lease()),
-            retention: options.retention.unwrap_or(F::GRAPH.retention()),
+            resume: resume::<F>,
+            settings: Settings {
+                lease: options.lease.unwrap_or(F::GRAPH.lease()),
+                retention: options.retention.unwrap_or(F::GRAPH.retention()),
+                limits: options.limits,
+            },
         });
         self
     }
@@ -168,11 +262,10 @@ impl EngineBuilder {
     pub async fn build(self) -> Result<Engine, BuildError> {
         let mut flows = HashMap::new();
         for registered in self.flows {
-            let (flow, lease, retention) = (
-                registered.graph.flow(),
-                registered.lease,
-                registered.retention,
-            );
+            let flow = registered.graph.flow();
+            let Settings {
+                lease, retention, ..
+            } = registered.settings;
             if !(Duration::from_millis(100)..=LONGEST_LEASE).contains(&lease) {
                 return Err(BuildError::Lease { flow, lease });
             }
@@ -186,11 +279,16 @@ impl EngineBuilder {
         }
 
         let mut connection = store::acquire(&self.pool).await?;
-        if !store::is_migrated(&mut connection).await? {
+        let table = store::table(&mut connection).await?;
+        if table.is_none() {
             return Err(BuildError::NotMigrated);
         }
-        let synchronous_commit = store::synchronous_commit(&mut connection).await?;
-        if synchronous_commit == "off" {
+        let mut renewing = PgConnection::connect_with(&self.pool.connect_options()).await?;
+        if store::table(&mut renewing).await? != table {
+            return Err(BuildError::RenewalsElsewhere);
+        }
+        let default_isolation = store::default_isolation(&mut connection).await?;
+        if store::synchronous_commit(&mut connection).await? == "off" {
             tracing::warn!(
                 "synchronous_commit is off in this database: an answer may be given and then forgotten \
                  in a crash of the database; set it to on"
@@ -198,12 +296,14 @@ impl EngineBuilder {
         }
         drop(connection);
 
-        let (keeper, keeper_task) = Keeper::start(self.pool.clone());
+        let (keeper, keeper_task) = Keeper::start(self.pool.clone(), renewing);
         let inner = Inner {
             pool: self.pool,
             flows,
+            default_isolation,
             keeper,
             shared: Shared::default(),
+            work: Notify::new(),
             _keeper_task: keeper_task,
         };
         Ok(Engine {
@@ -217,7 +317,7 @@ impl EngineBuilder {
 pub struct Handle<F> {
     inner: Arc<Inner>,
     flow: Arc<F>,
-    lease: Duration,
+    settings: Settings,
 }
 
 impl<F> Clone for Handle<F> {
@@ -225,7 +325,7 @@ impl<F> Clone for Handle<F> {
         Self {
             inner: Arc::clone(&self.inner),
             flow: Arc::clone(&self.flow),
-            lease: self.lease,
+            settings: self.settings,
         }
     }
 }
@@ -273,7 +373,6 @@ impl Running {
 }
 
 /// A request that was found acceptable, before the database is touched.
-#[derive(Debug)]
 pub(crate) struct Prepared<R> {
     key: Key,
     request: R,
@@ -317,14 +416,21 @@ impl<F: Flow> Handle<F> {
     }
 }
 
-impl<R: serde::Serialize> Prepared<R> {
-    fn new(key: Key, request: R) -> Result<Self, crate::error::InvalidRequest> {
-        use crate::error::InvalidRequest;
+impl<R: Payload> Prepared<R> {
+    fn new(key: Key, request: R) -> Result<Self, InvalidRequest> {
         let body = serde_json::to_value(&request)
             .map_err(|error| InvalidRequest::NotJson(error.to_string()))?;
-        if holds_nul(&body) || key.query.contains('\0') || key.method.contains('\0') {
+        let body = into_storable(body).map_err(|error| match error {
+            Unstorable::Nul => InvalidRequest::Nul,
+            Unstorable::TooDeep => InvalidRequest::TooDeep,
+        })?;
+        if key.query.contains('\0') || key.method.contains('\0') {
             return Err(InvalidRequest::Nul);
         }
+        // What the phases see is what a later attempt will read, to the last digit: the outside
+        // refuses a key that comes with other parameters.
+        let request =
+            R::deserialize(&body).map_err(|error| InvalidRequest::NotJson(error.to_string()))?;
         let fingerprint = Fingerprint::new(&key, &body);
         Ok(Self {
             key,

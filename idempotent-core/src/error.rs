@@ -105,8 +105,11 @@ pub enum InvalidRequest {
     /// A string of the request holds a NUL character, which PostgreSQL cannot store.
     #[error("a string holds a NUL character")]
     Nul,
-    /// The request cannot be written as JSON.
-    #[error("it cannot be written as JSON: {0}")]
+    /// The request nests too deep to be read back.
+    #[error("it nests deeper than 100 levels")]
+    TooDeep,
+    /// The request cannot be written as JSON and read back: a bug of its type.
+    #[error("it cannot be written as JSON and read back: {0}")]
     NotJson(String),
 }
 
@@ -135,6 +138,13 @@ pub enum BuildError {
         /// The retention it was given.
         retention: Duration,
     },
+    /// Leases would be renewed in another table than the one in which they are granted.
+    #[error(
+        "a connection made from the pool's connect options sees another `idempotency_keys` than the pool does; \
+         put what `after_connect` sets, such as `search_path`, into the connect options instead: \
+         leases are renewed on a connection of their own"
+    )]
+    RenewalsElsewhere,
     /// The tables are not there.
     #[error(
         "the table `idempotency_keys` does not exist: call `idempotent_core::migrate(&pool)` before `build`"

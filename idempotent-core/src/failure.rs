@@ -59,8 +59,12 @@ pub struct Disposition(pub(crate) Kind);
 pub(crate) enum Kind {
     /// Keep the recovery point; the client or the completer tries again.
     Retry { after: Option<Duration> },
-    /// The database asked for the transaction to be run again (SQLSTATE 40001, 40P01).
-    Conflict,
+    /// Not an error: the outside says "pending". Ask again.
+    Wait { after: Duration },
+    /// The transaction did not commit and may be run again at once: the database asked for that
+    /// (SQLSTATE 40001, 40P01), or its COMMIT is known not to have happened. When that has been tried
+    /// often enough, the failure is what is inside.
+    Again(Box<Kind>),
     /// A final business answer.
     Reject(Box<StoredReply>),
     /// A bug: as retry, but counted as such.
@@ -81,6 +85,24 @@ impl Disposition {
         Self(Kind::Retry { after: Some(after) })
     }
 
+    /// Not an error: the outside has not decided yet. Asked again after this time, for as long as the
+    /// flow's `max_wait` allows; attempts that wait are not counted.
+    pub fn wait(after: Duration) -> Self {
+        Self(Kind::Wait { after })
+    }
+
+    /// What an HTTP status of the outside means, by the rule: 408, 409, 425, 429 and 5xx leave the
+    /// outcome unknown and are retried; another 4xx is a bug of the caller, and no status is a
+    /// rejection by itself. That only an explicit business outcome is, and you alone can tell one.
+    ///
+    /// 409 is a retry because a call of an earlier attempt may still be running over there.
+    pub fn of_status(status: http::StatusCode) -> Self {
+        match status.as_u16() {
+            408 | 409 | 425 | 429 | 500..=599 => Self::retry(),
+            _ => Self::stop(),
+        }
+    }
+
     /// A final business answer: stored, and replayed to every retry. The phase's own writes are
     /// rolled back first.
     pub fn reject<T: Serialize>(reply: Reply<T>) -> Self {
@@ -96,7 +118,7 @@ impl Disposition {
     }
 
     pub(crate) fn conflict() -> Self {
-        Self(Kind::Conflict)
+        Self(Kind::Again(Box::new(Kind::Retry { after: None })))
     }
 }
 
@@ -154,6 +176,15 @@ impl Failure {
         }
     }
 
+    /// A commit that is known not to have happened, for a reason that may or may not pass.
+    pub(crate) fn not_committed(phase: &'static str, error: &sqlx::Error) -> Self {
+        let mut failure = Self::of(phase, error);
+        if !matches!(failure.disposition.0, Kind::Again(_)) {
+            failure.disposition = Disposition(Kind::Again(Box::new(failure.disposition.0)));
+        }
+        failure
+    }
+
     pub(crate) fn stop(phase: &'static str, message: impl Into<String>) -> Self {
         Self {
             phase,
@@ -187,10 +218,11 @@ impl PhaseFailure for sqlx::Error {
 }
 
 /// SQLSTATEs that say nothing about the statement itself: connection exceptions (08), resources
-/// (53), operator intervention (57), locks not available, and transactions timed out.
+/// (53), operator intervention (57), locks not available, transactions timed out, and a server that
+/// was just made a standby.
 fn is_passing(code: &str) -> bool {
     matches!(&code[..code.len().min(2)], "08" | "53" | "57")
-        || matches!(code, "55P03" | "25P03" | "25P04")
+        || matches!(code, "55P03" | "25P03" | "25P04" | "25006")
 }
 
 impl PhaseFailure for Infallible {
@@ -241,6 +273,20 @@ mod tests {
         }
         for code in ["23505", "42P01", "22001", "25P02", ""] {
             assert!(!is_passing(code), "{code}");
+        }
+    }
+
+    #[test]
+    fn no_status_is_a_rejection() {
+        for status in 300..600 {
+            let status = http::StatusCode::from_u16(status).unwrap();
+            let retried =
+                matches!(status.as_u16(), 408 | 409 | 425 | 429) || status.is_server_error();
+            match Disposition::of_status(status).0 {
+                Kind::Retry { .. } => assert!(retried, "{status}"),
+                Kind::Stop => assert!(!retried, "{status}"),
+                other => panic!("{status}: {other:?}"),
+            }
         }
     }
 

@@ -6,6 +6,7 @@
 //! another one, says so. Deliberately absent: how a lease is granted. That is a claim, in `store`.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,13 +27,23 @@ pub(crate) struct Keeper {
     changed: Notify,
 }
 
-#[derive(Debug)]
 struct Held {
     id: Uuid,
     user: String,
     lease: Duration,
     renew_at: Instant,
+    /// Its transaction has locked the row: it cannot be renewed, and nobody can take it either.
+    is_resting: bool,
     lost: watch::Sender<bool>,
+}
+
+/// The user stays out of logs.
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Ends the renewals when the engine goes.
@@ -56,26 +67,28 @@ pub(crate) struct Kept {
 
 impl Keeper {
     /// Starts the task that renews. It ends with the returned guard.
-    pub(crate) fn start(pool: PgPool) -> (Arc<Self>, KeeperTask) {
+    pub(crate) fn start(pool: PgPool, connection: PgConnection) -> (Arc<Self>, KeeperTask) {
         let keeper = Arc::new(Self::default());
-        let task = tokio::spawn(renew_for_ever(Arc::clone(&keeper), pool));
+        let task = tokio::spawn(renew_for_ever(Arc::clone(&keeper), pool, connection));
         (keeper, KeeperTask(task.abort_handle()))
     }
 
-    /// Keeps a lease that was just granted.
+    /// Keeps a lease that was granted by a statement sent at `granted`.
     pub(crate) fn keep(
         self: &Arc<Self>,
         id: Uuid,
         user: String,
         holder: Holder,
         lease: Duration,
+        granted: Instant,
     ) -> Kept {
         let (lost, lost_signal) = watch::channel(false);
         let held = Held {
             id,
             user,
             lease,
-            renew_at: Instant::now() + lease / 3,
+            renew_at: granted + lease / 3,
+            is_resting: false,
             lost,
         };
         self.held().insert(holder, held);
@@ -93,7 +106,9 @@ impl Keeper {
     }
 
     fn next_renewal(&self) -> Option<Instant> {
-        self.held().values().map(|held| held.renew_at).min()
+        let held = self.held();
+        let awake = held.values().filter(|held| !held.is_resting);
+        awake.map(|held| held.renew_at).min()
     }
 
     /// The leases to renew now: those that are due, and those that will be before long, so that one
@@ -101,7 +116,7 @@ impl Keeper {
     fn due(&self, now: Instant) -> HashMap<Holder, (Uuid, String, Duration)> {
         self.held()
             .iter()
-            .filter(|(_, held)| held.renew_at <= now + held.lease / 6)
+            .filter(|(_, held)| !held.is_resting && held.renew_at <= now + held.lease / 6)
             .map(|(holder, held)| (*holder, (held.id, held.user.clone(), held.lease)))
             .collect()
     }
@@ -109,6 +124,7 @@ impl Keeper {
     fn renewed(&self, holder: Holder, at: Instant) {
         if let Some(held) = self.held().get_mut(&holder) {
             held.renew_at = at + held.lease / 3;
+            held.is_resting = false;
         }
     }
 
@@ -130,9 +146,26 @@ impl Kept {
         self.holder
     }
 
-    /// The lease was renewed by a write of the attempt itself.
-    pub(crate) fn renewed(&self) {
-        self.keeper.renewed(self.holder, Instant::now());
+    /// The lease was renewed by a write of the attempt itself, sent at `at`.
+    pub(crate) fn renewed(&self, at: Instant) {
+        self.keeper.renewed(self.holder, at);
+        self.keeper.changed.notify_one();
+    }
+
+    /// The attempt's transaction has locked the row, and so nobody can take the lease, nor renew it.
+    pub(crate) fn rest(&self) {
+        if let Some(held) = self.keeper.held().get_mut(&self.holder) {
+            held.is_resting = true;
+        }
+    }
+
+    /// That transaction came to nothing: the lease is to be renewed at once.
+    pub(crate) fn wake(&self) {
+        if let Some(held) = self.keeper.held().get_mut(&self.holder) {
+            held.is_resting = false;
+            held.renew_at = held.renew_at.min(Instant::now());
+        }
+        self.keeper.changed.notify_one();
     }
 
     /// Resolves when the database has said that the lease is lost; else never.
@@ -150,8 +183,8 @@ impl Drop for Kept {
     }
 }
 
-async fn renew_for_ever(keeper: Arc<Keeper>, pool: PgPool) {
-    let mut connection = None;
+async fn renew_for_ever(keeper: Arc<Keeper>, pool: PgPool, connection: PgConnection) {
+    let mut connection = Some(connection);
     loop {
         // Registered before looking, so that a lease granted in between is not slept through.
         let changed = keeper.changed.notified();
@@ -170,45 +203,51 @@ async fn renew_for_ever(keeper: Arc<Keeper>, pool: PgPool) {
     }
 }
 
-/// Renews what is due: all in one statement, or one by one when some row is locked (an attempt
-/// between its checkpoint and its commit locks its own row), so that no lease waits for another's.
+/// How long a renewal waits for a locked row: not at all, in effect. An attempt between its
+/// checkpoint and its commit has locked its own row, and renews it by that very commit.
+const LOCK_TIMEOUT: &str = "5ms";
+
+/// Renews what is due: all in one statement, or one by one when some row is locked, so that no lease
+/// waits for another's.
 async fn renew_due(keeper: &Keeper, pool: &PgPool, connection: &mut Option<PgConnection>) {
     let now = Instant::now();
     let due = keeper.due(now);
     let Some(shortest) = due.values().map(|(_, _, lease)| *lease).min() else {
         return;
     };
-
     match renew_together(pool, connection, due.iter(), shortest).await {
         Ok(renewed) => settle(keeper, due.keys(), &renewed, now),
         Err(error) if store::is_lock_timeout(&error) => {
             for one in &due {
+                let sent = Instant::now();
                 match renew_together(pool, connection, std::iter::once(one), shortest).await {
-                    Ok(renewed) => settle(keeper, std::iter::once(one.0), &renewed, now),
+                    Ok(renewed) => settle(keeper, std::iter::once(one.0), &renewed, sent),
                     Err(error) => {
-                        tracing::debug!(%error, key_id = %one.1.0, "a lease could not be renewed; trying again");
+                        tracing::debug!(%error, key_id = %one.1.0, "a lease was not renewed; trying again");
                         keeper.postpone(*one.0, Instant::now());
                     }
                 }
             }
         }
         Err(error) => {
-            tracing::warn!(%error, leases = due.len(), "leases could not be renewed; trying again");
+            tracing::warn!(%error, leases = due.len(), "leases were not renewed; trying again");
             due.keys()
                 .for_each(|holder| keeper.postpone(*holder, Instant::now()));
         }
     }
 }
 
+/// A lease that was not renewed has been lost, unless the attempt itself has ended meanwhile: then
+/// nobody listens.
 fn settle<'a>(
     keeper: &Keeper,
     asked: impl Iterator<Item = &'a Holder>,
     renewed: &[Holder],
-    now: Instant,
+    sent: Instant,
 ) {
     for holder in asked {
         if renewed.contains(holder) {
-            keeper.renewed(*holder, now);
+            keeper.renewed(*holder, sent);
         } else {
             keeper.lost(*holder);
         }
@@ -230,7 +269,7 @@ async fn renew_together(
             Some(open) => open,
             None => connection.insert(PgConnection::connect_with(&pool.connect_options()).await?),
         };
-        store::renew(open, &renewals, &store::lock_timeout(shortest)).await
+        store::renew(open, &renewals, LOCK_TIMEOUT).await
     };
     // A connection that went silent must not cost the leases that another one could still renew.
     let renewed = tokio::time::timeout(shortest / 3, renewal)

@@ -64,6 +64,7 @@ mod flow;
 mod graph;
 #[cfg(feature = "axum")]
 pub mod http;
+mod json;
 mod key;
 mod lease;
 mod migrations;
@@ -71,6 +72,7 @@ mod phase;
 mod reply;
 mod state;
 mod store;
+mod workers;
 
 pub use engine::{Answer, Engine, EngineBuilder, FlowOptions, Handle, Running};
 pub use error::{BuildError, InvalidRequest, NotRegistered, RunError};
@@ -82,3 +84,4 @@ pub use key::{DerivedKey, Key, KeyError, KeyInfo};
 pub use migrations::{migrate, migrate_with};
 pub use phase::{External, Tx};
 pub use reply::{Reply, StoredReply, UnstorableReply};
+pub use workers::{Reaped, Workers, WorkersBuilder};

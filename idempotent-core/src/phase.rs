@@ -5,12 +5,14 @@
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, PgTransactionManager, Postgres};
 use sqlx_core::transaction::TransactionManager;
 
 use crate::key::{DerivedKey, KeyInfo};
+use crate::store::bounded;
 
 /// The transaction of an atomic phase. Derefs to the sqlx connection; only the engine begins and
 /// commits it.
@@ -106,10 +108,10 @@ impl OpenTx {
         mut connection: PoolConnection<Postgres>,
         key: Arc<KeyInfo>,
         begin: impl sqlx::SqlSafeStr,
+        within: Duration,
     ) -> Result<Self, sqlx::Error> {
-        if let Err(error) =
-            PgTransactionManager::begin(&mut connection, Some(begin.into_sql_str())).await
-        {
+        let begun = PgTransactionManager::begin(&mut connection, Some(begin.into_sql_str()));
+        if let Err(error) = bounded(within, begun).await {
             connection.close_on_drop();
             return Err(error);
         }
@@ -145,8 +147,12 @@ impl OpenTx {
 
     /// Commits, and gives the connection back for the next phase. On an error the connection is
     /// not used again: its state is unknown.
-    pub(crate) async fn commit(mut self) -> Result<Option<PoolConnection<Postgres>>, sqlx::Error> {
-        if let Err(error) = PgTransactionManager::commit(self.connection()).await {
+    pub(crate) async fn commit(
+        mut self,
+        within: Duration,
+    ) -> Result<Option<PoolConnection<Postgres>>, sqlx::Error> {
+        let committed = PgTransactionManager::commit(self.connection());
+        if let Err(error) = bounded(within, committed).await {
             self.discard();
             return Err(error);
         }
@@ -155,11 +161,12 @@ impl OpenTx {
 
     /// Rolls back now rather than when the connection is next used, so that row locks are gone
     /// before somebody else is told to try.
-    pub(crate) async fn roll_back(mut self) -> Option<PoolConnection<Postgres>> {
+    pub(crate) async fn roll_back(mut self, within: Duration) -> Option<PoolConnection<Postgres>> {
         while PgTransactionManager::get_transaction_depth(self.connection()) > 0 {
-            if let Err(error) = PgTransactionManager::rollback(self.connection()).await {
+            let rolled_back = PgTransactionManager::rollback(self.connection());
+            if let Err(error) = bounded(within, rolled_back).await {
                 // The server rolls back when the connection goes.
-                tracing::debug!(%error, "the rollback could not be sent; closing the connection");
+                tracing::debug!(%error, "the rollback was not answered; closing the connection");
                 self.discard();
                 return None;
             }

@@ -8,10 +8,15 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::flow::Payload;
+use crate::json::into_storable;
 
 /// The stored values of one flow, by the name of the point at which each was reached.
 #[doc(hidden)]
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Clone, Default, PartialEq)]
+#[expect(
+    missing_debug_implementations,
+    reason = "it holds the values of a request, which stay out of logs"
+)]
 pub struct State(Map<String, Value>);
 
 /// A stored value that this version of the flow cannot read.
@@ -43,14 +48,12 @@ impl State {
         point: &'static str,
         keeps: &[&str],
         value: &impl Serialize,
-    ) -> Result<Self, serde_json::Error> {
-        let mut kept: Map<String, Value> = self
-            .0
-            .iter()
-            .filter(|(name, _)| keeps.contains(&name.as_str()))
-            .map(|(n, v)| (n.clone(), v.clone()))
-            .collect();
-        kept.insert(point.to_owned(), serde_json::to_value(value)?);
+    ) -> Result<Self, String> {
+        let value = serde_json::to_value(value).map_err(|error| error.to_string())?;
+        let value = into_storable(value).map_err(|error| error.to_string())?;
+        let mut kept = self.0.clone();
+        kept.retain(|name, _| keeps.contains(&name.as_str()));
+        kept.insert(point.to_owned(), value);
         Ok(Self(kept))
     }
 

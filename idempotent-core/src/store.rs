@@ -12,19 +12,25 @@
 
 mod claim;
 mod progress;
+mod workers;
 
+use std::io;
 use std::time::Duration;
 
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, PgPool, Postgres};
 use uuid::Uuid;
 
+use crate::graph::Isolation;
+
 pub(crate) use claim::{
     Fresh, Known, Read, Taken, claim_or_read, read_by_id, take_over, take_over_from_myself,
 };
 pub(crate) use progress::{
-    Advance, Position, Renewals, begin, checkpoint, finish, is_own_transaction, release, renew,
+    Advance, Limits, Parting, Position, Renewals, begin, checkpoint, finish, is_own_transaction,
+    lock, release, renew,
 };
+pub(crate) use workers::{Expired, Found, count_expired, list_due, reap};
 
 /// The right to run: a fresh UUID per attempt. A process that lost its lease and a process that
 /// got it never share one.
@@ -60,11 +66,43 @@ pub(crate) async fn synchronous_commit(
         .await
 }
 
-/// Whether the framework's tables are there.
-pub(crate) async fn is_migrated(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
-    sqlx::query_scalar("SELECT to_regclass('idempotency_keys') IS NOT NULL")
+/// The framework's table as this connection sees it, by its oid; none where it does not.
+pub(crate) async fn table(connection: &mut PgConnection) -> Result<Option<i64>, sqlx::Error> {
+    sqlx::query_scalar("SELECT to_regclass('idempotency_keys')::oid::bigint")
         .fetch_one(connection)
         .await
+}
+
+/// The isolation of a transaction that does not name one.
+pub(crate) async fn default_isolation(
+    connection: &mut PgConnection,
+) -> Result<Option<Isolation>, sqlx::Error> {
+    let name: String =
+        sqlx::query_scalar("SELECT current_setting('default_transaction_isolation')")
+            .fetch_one(connection)
+            .await?;
+    Ok(match name.as_str() {
+        "serializable" => Some(Isolation::Serializable),
+        "repeatable read" => Some(Isolation::RepeatableRead),
+        _ => None,
+    })
+}
+
+/// Waits for the answer to one of the engine's own statements, for a bounded time. A database that
+/// has gone silent looks like a lost connection, and is treated as one: the caller closes the
+/// connection and, where it matters, finds out what became of the statement.
+pub(crate) async fn bounded<T>(
+    within: Duration,
+    statement: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, sqlx::Error> {
+    tokio::time::timeout(within, statement)
+        .await
+        .unwrap_or_else(|_| Err(sqlx::Error::Io(io::ErrorKind::TimedOut.into())))
+}
+
+/// How long an answer may take: well beyond the longest wait for a lock.
+pub(crate) fn answer_time(lease: Duration) -> Duration {
+    (lease / 2).max(Duration::from_secs(1))
 }
 
 /// Whether a statement failed because somebody held a lock for too long.

@@ -108,6 +108,7 @@ async fn serve_from(database: &Database, args: &ServeArgs) -> Result<(), Failure
         .flow_with(RideFlow::new(payments), options)
         .build()
         .await?;
+    let workers = engine.workers().start();
     let app = App {
         pool: pool.clone(),
         rides: engine.handle::<RideFlow<GatewayClient>>()?,
@@ -134,10 +135,11 @@ async fn serve_from(database: &Database, args: &ServeArgs) -> Result<(), Failure
         () = interrupted => {}
     }
     stop.send_replace(true);
+    // A flow that does not come to an end must not keep the program from ending.
+    let _ = tokio::time::timeout(Duration::from_secs(5), workers.stop()).await;
     if let Some(gateway) = private_gateway {
         gateway.await??;
     }
-    // A phase that does not come to an end must not keep the program from ending.
     let _ = tokio::time::timeout(Duration::from_secs(2), pool.close()).await;
     Ok(())
 }

@@ -467,7 +467,7 @@ async fn a_body_in_bad_form_is_refused_and_uses_up_no_key() {
         .send()
         .await
         .unwrap();
-    assert_eq!(problem(nul).await, (400, "body_invalid".to_owned()));
+    assert_eq!(problem(nul).await, (400, "body_malformed".to_owned()));
     assert_eq!(
         rides.ride("k", &json!({"amountCents": 1})).await.status(),
         201

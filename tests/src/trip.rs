@@ -198,6 +198,8 @@ impl Script {
 pub enum TripError {
     /// Not now.
     Retry,
+    /// The outside has not decided.
+    Pending,
     /// A bug.
     Bug,
     /// A final answer: 402.
@@ -212,6 +214,7 @@ impl fmt::Display for TripError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Retry => f.write_str("the outside is unwell"),
+            Self::Pending => f.write_str("pending"),
             Self::Bug => f.write_str("this should not be"),
             Self::Declined => f.write_str("declined"),
             Self::Database(error, _) => f.write_str(error),
@@ -230,6 +233,7 @@ impl PhaseFailure for TripError {
     fn disposition(&self) -> Disposition {
         match self {
             Self::Retry => Disposition::retry(),
+            Self::Pending => Disposition::wait(Duration::from_secs(2)),
             Self::Bug | Self::Script(_) => Disposition::stop(),
             Self::Declined => {
                 let declined = http::StatusCode::PAYMENT_REQUIRED;

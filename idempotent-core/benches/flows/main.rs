@@ -6,6 +6,10 @@
 //! cargo bench -p idempotent-core --bench flows --features embedded -- --quick
 //! ```
 //!
+//! The server is on the same machine, where a round trip costs little but the work of both sides; the
+//! ride is therefore done once more with a network in between (`far away`), where round trips are
+//! what it takes time for.
+//!
 //! A machine's speed changes from second to second, so no number here is compared with one from
 //! another minute: all forms run in short windows that take turns, and what is judged is the median
 //! of the ratios within one turn. Commits wait for the disk (`fsync` is on, the cluster lies on a
@@ -37,7 +41,7 @@ use sqlx::postgres::PgConnectOptions;
 
 use crate::cluster::Cluster;
 use crate::contender::{Contender, Error};
-use crate::measure::Asks;
+use crate::measure::{Asks, Turns};
 use crate::options::Options;
 use crate::report::{Report, Target};
 use crate::wire::Forwarder;
@@ -73,7 +77,7 @@ async fn run(options: &Options, cluster: &Cluster) -> Result<(), Error> {
     create_databases(cluster, &finished).await?;
     let mut report = Report::default();
 
-    let forwarder = Forwarder::start(cluster)?;
+    let forwarder = Forwarder::start(cluster, Duration::ZERO)?;
     for form in flows(forwarder.options(), 1, options).await? {
         report.add_trips(
             form.name,
@@ -84,73 +88,82 @@ async fn run(options: &Options, cluster: &Cluster) -> Result<(), Error> {
         report.add_trips(form.name, wire::count(&forwarder, &form, &finished).await?);
     }
 
+    let far = Forwarder::start(cluster, options.away)?;
     for &clients in &options.clients {
         // Some more connections than clients: a connection that was just given back is still busy
         // for a moment, with the ping that sqlx sends before it lies in the pool again.
         let pool_size = clients + 4;
+        let turns = Turns {
+            cluster,
+            clients,
+            rounds: options.rounds,
+            window: options.window,
+        };
 
         let forms = flows(cluster.options(), pool_size, options).await?;
-        let measured = measure::in_turns(
-            cluster,
-            &forms,
-            &Asks::Fresh,
-            clients,
-            options.rounds,
-            options.window,
-        )
-        .await?;
         report.add(
             "ride flow",
             clients,
-            &measured,
-            &[
-                Target {
-                    of: framework::NAME,
-                    to: by_hand::NAME,
-                    at_least: Some(0.9),
-                },
-                Target {
-                    of: framework::NAME,
-                    to: article::NAME,
-                    at_least: Some(1.4),
-                },
-            ],
+            &turns.take(&forms, &Asks::Fresh).await?,
+            &RIDE_TARGETS,
         );
         close(forms).await;
 
+        // Beyond this many, the forwarder's own work is what would be measured.
+        if clients <= 8 && !options.away.is_zero() {
+            let forms = flows(far.options(), pool_size, options).await?;
+            report.add(
+                "far away",
+                clients,
+                &turns.take(&forms, &Asks::Fresh).await?,
+                &RIDE_TARGETS,
+            );
+            close(forms).await;
+        }
+
         let forms = replays(cluster.options(), pool_size, options).await?;
         // Many times faster than flows: half the time shows as much.
-        let measured = measure::in_turns(
-            cluster,
-            &forms,
-            &finished,
-            clients,
-            options.rounds,
-            options.window / 2,
-        )
-        .await?;
+        let turns = Turns {
+            window: options.window / 2,
+            ..turns
+        };
         report.add(
             "replay",
             clients,
-            &measured,
-            &[
-                Target {
-                    of: framework::REPLAY,
-                    to: by_hand::REPLAY,
-                    at_least: Some(0.8),
-                },
-                Target {
-                    of: framework::REPLAY,
-                    to: by_hand::BARE_SELECT,
-                    at_least: None,
-                },
-            ],
+            &turns.take(&forms, &finished).await?,
+            &REPLAY_TARGETS,
         );
         close(forms).await;
     }
-    report.print();
+    report.print(options.away);
     Ok(())
 }
+
+const RIDE_TARGETS: [Target; 2] = [
+    Target {
+        of: framework::NAME,
+        to: by_hand::NAME,
+        at_least: Some(0.9),
+    },
+    Target {
+        of: framework::NAME,
+        to: article::NAME,
+        at_least: Some(1.4),
+    },
+];
+
+const REPLAY_TARGETS: [Target; 2] = [
+    Target {
+        of: framework::REPLAY,
+        to: by_hand::REPLAY,
+        at_least: Some(0.8),
+    },
+    Target {
+        of: framework::REPLAY,
+        to: by_hand::BARE_SELECT,
+        at_least: None,
+    },
+];
 
 /// A database for each form, so that all tables grow alike. The keys that will be replayed are
 /// finished in each, which also lets the planner know that the tables are not empty: a plan is kept

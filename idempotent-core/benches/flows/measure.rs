@@ -42,41 +42,84 @@ pub(crate) struct Measured {
     pub(crate) cpu: Used,
 }
 
-/// Lets the forms take turns.
-pub(crate) async fn in_turns(
-    cluster: &Cluster,
-    forms: &[Contender],
-    asks: &Asks,
-    clients: usize,
-    rounds: usize,
-    window: Duration,
-) -> Result<Vec<Measured>, Error> {
-    let mut admin = cluster.administer().await?;
-    for form in forms {
-        // Uncounted: connections are opened, statements prepared, plans settled.
-        run(
-            form,
-            asks,
-            clients,
-            window.max(Duration::from_millis(500)),
-            cluster,
-            &mut admin,
-        )
-        .await?;
-    }
-    let mut windows: Vec<Vec<Window>> = forms.iter().map(|_| Vec::new()).collect();
-    for round in 0..rounds {
-        for turn in 0..forms.len() {
-            let which = (turn + round) % forms.len();
-            windows[which]
-                .push(run(&forms[which], asks, clients, window, cluster, &mut admin).await?);
+/// How the forms take turns.
+pub(crate) struct Turns<'a> {
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) clients: usize,
+    pub(crate) rounds: usize,
+    pub(crate) window: Duration,
+}
+
+impl Turns<'_> {
+    pub(crate) async fn take(
+        &self,
+        forms: &[Contender],
+        asks: &Asks,
+    ) -> Result<Vec<Measured>, Error> {
+        let mut admin = self.cluster.administer().await?;
+        for form in forms {
+            // Uncounted: connections are opened, statements prepared, plans settled.
+            self.run(
+                form,
+                asks,
+                self.window.max(Duration::from_millis(500)),
+                &mut admin,
+            )
+            .await?;
         }
+        let mut windows: Vec<Vec<Window>> = forms.iter().map(|_| Vec::new()).collect();
+        for round in 0..self.rounds {
+            for turn in 0..forms.len() {
+                let which = (turn + round) % forms.len();
+                windows[which].push(
+                    self.run(&forms[which], asks, self.window, &mut admin)
+                        .await?,
+                );
+            }
+        }
+        Ok(forms
+            .iter()
+            .zip(windows)
+            .map(|(form, windows)| Measured::of(form.name, &windows))
+            .collect())
     }
-    Ok(forms
-        .iter()
-        .zip(windows)
-        .map(|(form, windows)| Measured::of(form.name, &windows))
-        .collect())
+
+    async fn run(
+        &self,
+        form: &Contender,
+        asks: &Asks,
+        length: Duration,
+        admin: &mut PgConnection,
+    ) -> Result<Window, Error> {
+        let clients = self.clients;
+        let wal_before = wal_position(admin).await?;
+        let (cpu_before, start) = (self.cluster.cpu(), Instant::now());
+        let tasks: Vec<_> = (0..clients)
+            .map(|client| {
+                let (work, asks) = (form.work(), asks.clone());
+                tokio::spawn(async move {
+                    let mut done = 0;
+                    while start.elapsed() < length {
+                        work(asks.of(client, clients, done)).await?;
+                        done += 1;
+                    }
+                    Ok::<_, Error>(done)
+                })
+            })
+            .collect();
+        let mut done = 0;
+        for task in tasks {
+            done += task.await??;
+        }
+        let took = start.elapsed();
+        let cpu = self.cluster.cpu().since(cpu_before);
+        Ok(Window {
+            done,
+            took,
+            wal_bytes: wal_position(admin).await? - wal_before,
+            cpu,
+        })
+    }
 }
 
 /// Does every listed piece of work once.
@@ -138,43 +181,6 @@ impl Measured {
             },
         }
     }
-}
-
-async fn run(
-    contender: &Contender,
-    asks: &Asks,
-    clients: usize,
-    length: Duration,
-    cluster: &Cluster,
-    admin: &mut PgConnection,
-) -> Result<Window, Error> {
-    let wal_before = wal_position(admin).await?;
-    let (cpu_before, start) = (cluster.cpu(), Instant::now());
-    let tasks: Vec<_> = (0..clients)
-        .map(|client| {
-            let (work, asks) = (contender.work(), asks.clone());
-            tokio::spawn(async move {
-                let mut done = 0;
-                while start.elapsed() < length {
-                    work(asks.of(client, clients, done)).await?;
-                    done += 1;
-                }
-                Ok::<_, Error>(done)
-            })
-        })
-        .collect();
-    let mut done = 0;
-    for task in tasks {
-        done += task.await??;
-    }
-    let took = start.elapsed();
-    let cpu = cluster.cpu().since(cpu_before);
-    Ok(Window {
-        done,
-        took,
-        wal_bytes: wal_position(admin).await? - wal_before,
-        cpu,
-    })
 }
 
 async fn wal_position(admin: &mut PgConnection) -> Result<i64, sqlx::Error> {

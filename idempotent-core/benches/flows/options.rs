@@ -9,6 +9,7 @@ cargo bench -p idempotent-core --bench flows --features embedded -- [options]
   --clients 1,8,32   numbers of clients that ask at the same time
   --rounds N         windows for each form and number of clients (15)
   --seconds S        length of a window (0.4)
+  --away MS          the ride once more with a network of MS milliseconds a round trip (1; 0: not)
   --quick            5 short rounds: for a look, not for a judgement
   --only TEXT        only the forms whose name contains this: for a profiler";
 
@@ -17,6 +18,7 @@ pub(crate) struct Options {
     pub(crate) clients: Vec<usize>,
     pub(crate) rounds: usize,
     pub(crate) window: Duration,
+    pub(crate) away: Duration,
     only: Option<String>,
 }
 
@@ -26,6 +28,7 @@ impl Default for Options {
             clients: vec![1, 8, 32],
             rounds: 15,
             window: Duration::from_millis(400),
+            away: Duration::from_millis(1),
             only: None,
         }
     }
@@ -47,6 +50,9 @@ impl Options {
                 }
                 "--rounds" => options.rounds = value()?.parse::<usize>()?.max(1),
                 "--seconds" => options.window = Duration::try_from_secs_f64(value()?.parse()?)?,
+                "--away" => {
+                    options.away = Duration::try_from_secs_f64(value()?.parse::<f64>()? / 1e3)?
+                }
                 "--quick" => (options.rounds, options.window) = (5, Duration::from_millis(200)),
                 "--only" => options.only = Some(value()?),
                 "--help" | "-h" => return Ok(None),

@@ -46,7 +46,7 @@ impl Report {
         }
     }
 
-    pub(crate) fn print(&self) {
+    pub(crate) fn print(&self, away: Duration) {
         println!(
             "\n{:<10} {:>7}  {:<18} {:>10} {:>10} {:>10} {:>11} {:>5} {:>9}",
             "work",
@@ -65,7 +65,9 @@ impl Report {
             "work", "clients", "ratio, per second", "median", "(min-max)", "by CPU", "target"
         );
         self.ratios.iter().for_each(|line| println!("{line}"));
-        println!("{LEGEND}");
+        println!(
+            "\nfar away: the ride flow with {away:?} more for every round trip; its client us include the network.{LEGEND}"
+        );
     }
 }
 

@@ -2,6 +2,8 @@
 //! and the server. A round trip is a `ReadyForQuery` of the server's, for a simple query or for a
 //! batch that ends in Sync. A Sync with nothing before it is the ping that sqlx sends when a
 //! connection goes back to its pool: counted apart, nobody waits for it.
+//!
+//! The forwarder can also be far away: it keeps every request for a while, as a network would.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -90,7 +92,8 @@ enum Awaited {
 type Queue = Arc<Mutex<VecDeque<Awaited>>>;
 
 impl Forwarder {
-    pub(crate) fn start(cluster: &Cluster) -> Result<Self, Error> {
+    /// `distance` is how long a round trip takes on its way.
+    pub(crate) fn start(cluster: &Cluster, distance: Duration) -> Result<Self, Error> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let directory =
@@ -109,7 +112,7 @@ impl Forwarder {
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 if let Ok(server) = UnixStream::connect(&server) {
-                    forward(client, server, &counter);
+                    forward(client, server, distance, &counter);
                 }
             }
         });
@@ -133,36 +136,44 @@ impl Drop for Forwarder {
     }
 }
 
-fn forward(client: UnixStream, server: UnixStream, counted: &Arc<Counted>) {
+fn forward(client: UnixStream, server: UnixStream, distance: Duration, counted: &Arc<Counted>) {
     let (Ok(client_too), Ok(server_too)) = (client.try_clone(), server.try_clone()) else {
         return;
     };
     let awaited = Queue::default();
     let (asked, counted) = (Arc::clone(&awaited), Arc::clone(counted));
-    thread::spawn(move || requests(client, server, &asked));
+    thread::spawn(move || requests(client, server, distance, &asked));
     thread::spawn(move || answers(server_too, client_too, &awaited, &counted));
 }
 
-fn requests(mut client: UnixStream, mut server: UnixStream, awaited: &Queue) -> io::Result<()> {
+fn requests(
+    mut client: UnixStream,
+    mut server: UnixStream,
+    distance: Duration,
+    awaited: &Queue,
+) -> io::Result<()> {
     // The first message has no type.
-    let mut message = read_body(&mut client, Vec::new())?;
-    server.write_all(&message)?;
-    let mut batch_is_empty = true;
+    server.write_all(&read_body(&mut client, Vec::new())?)?;
+    let mut batch = Vec::new();
     loop {
-        message = read_message(&mut client)?;
+        let message = read_message(&mut client)?;
         let ends = match message[0] {
-            b'S' if batch_is_empty => Some(Awaited::Ping),
+            b'S' if batch.is_empty() => Some(Awaited::Ping),
             b'S' | b'Q' => Some(Awaited::RoundTrip),
             _ => None,
         };
-        batch_is_empty = ends.is_some();
+        batch.extend(message);
         if let Some(ends) = ends {
+            if !distance.is_zero() {
+                thread::sleep(distance);
+            }
             awaited
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .push_back(ends);
+            server.write_all(&batch)?;
+            batch.clear();
         }
-        server.write_all(&message)?;
     }
 }
 

@@ -4,7 +4,8 @@
 use std::time::{Duration, SystemTime};
 
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::Postgres;
+use sqlx::postgres::{PgConnection, Postgres};
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{Handle, Prepared};
@@ -13,10 +14,11 @@ use crate::error::RunError;
 use crate::fingerprint::Fingerprint;
 use crate::flow::{Flow, RecoveryPoint};
 use crate::graph::Phase;
+use crate::json::into_storable;
 use crate::key::KeyInfo;
 use crate::reply::StoredReply;
 use crate::state::State;
-use crate::store::{self, Fresh, Holder, Known, Read};
+use crate::store::{self, Advance, Fresh, Holder, Known, Parting, Position, Read, Taken, bounded};
 
 /// What a claim came to, where it did not fail.
 pub(super) enum Claim {
@@ -48,7 +50,7 @@ impl<F: Flow> Handle<F> {
             fingerprint: &prepared.fingerprint,
             request: &prepared.body,
             holder,
-            lease: self.lease,
+            lease: self.settings.lease,
             durable: F::GRAPH
                 .phase_from("started")
                 .is_some_and(Phase::is_external),
@@ -56,15 +58,17 @@ impl<F: Flow> Handle<F> {
         let patience = LAPS + self.inner.pool.options().get_max_connections();
         let mut last_error = None;
         for lap in 0..patience {
+            let granted = Instant::now();
             let mut connection = store::acquire(&self.inner.pool)
                 .await
                 .map_err(|error| RunError::unavailable(&error))?;
             match self.claim_once(prepared, &fresh, &mut connection).await {
                 Ok(Some(Granted::Answer(reply))) => return Ok(Claim::Finished(reply)),
                 Ok(Some(Granted::Lease(lease))) => {
-                    return Ok(Claim::Granted(Box::new(
-                        self.attempt(prepared, holder, lease, connection),
-                    )));
+                    let key = &prepared.key;
+                    let names = [&key.user, &key.path, &key.key];
+                    let attempt = self.begin(names, lease, holder, granted, connection);
+                    return Ok(Claim::Granted(Box::new(attempt)));
                 }
                 // Rows came and went between two reads: look again.
                 Ok(None) => {}
@@ -101,57 +105,80 @@ impl<F: Flow> Handle<F> {
         fresh: &Fresh<'_>,
         connection: &mut PoolConnection<Postgres>,
     ) -> Result<Option<Granted>, ClaimError> {
-        let known = match store::claim_or_read(connection, fresh).await? {
+        let within = store::answer_time(self.settings.lease);
+        let read = bounded(within, store::claim_or_read(connection, fresh)).await?;
+        let known = match read {
             None => return Ok(None),
             Some(Read::Claimed { created_at }) => {
+                let started = F::GRAPH.points().first();
                 return Ok(Some(Granted::Lease(Lease {
                     id: fresh.id,
                     fence: 1,
                     attempts: 1,
                     created_at,
-                    point: F::GRAPH
-                        .points()
-                        .first()
-                        .map_or("started", |point| point.name()),
+                    point: started.map_or("started", |point| point.name()),
                     state: State::default(),
                 })));
             }
             Some(Read::Known(known)) => known,
         };
         match self.judge(prepared, &known, fresh.holder)? {
-            Next::Answer(reply) => return Ok(Some(Granted::Answer(reply))),
+            Next::Answer(reply) => Ok(Some(Granted::Answer(reply))),
             Next::Ours => {
-                let (point, state) = understand::<F>(&known.recovery_point, known.state.clone())?;
-                return Ok(Some(Granted::Lease(Lease {
-                    id: known.id,
+                let taken = Taken {
+                    recovery_point: known.recovery_point,
+                    state: known.state.unwrap_or_default(),
                     fence: known.fence,
                     attempts: known.attempts,
                     created_at: known.created_at,
-                    point,
-                    state,
-                })));
+                };
+                let lease = Lease::of::<F>(known.id, taken)?;
+                Ok(Some(Granted::Lease(lease)))
             }
-            // What cannot be understood is left unclaimed, for the version that can.
             Next::TakeOver => {
+                // What cannot be understood is left unclaimed, for the version that can.
                 understand::<F>(&known.recovery_point, known.state.clone())?;
+                let user = &prepared.key.user;
+                let taken = self.take_over(connection, known.id, user, fresh.holder);
+                Ok(taken.await?.map(Granted::Lease))
             }
         }
-        let user = &prepared.key.user;
-        let Some(taken) =
-            store::take_over(connection, known.id, user, fresh.holder, self.lease).await?
-        else {
+    }
+
+    /// Takes a free key; the run goes on from what the update returned, since a point that was read
+    /// before it may be stale.
+    pub(super) async fn take_over(
+        &self,
+        connection: &mut PgConnection,
+        id: Uuid,
+        user: &str,
+        holder: Holder,
+    ) -> Result<Option<Lease>, ClaimError> {
+        let length = self.settings.lease;
+        let within = store::answer_time(length);
+        let taken = store::take_over(connection, id, user, holder, length);
+        let Some(taken) = bounded(within, taken).await? else {
             return Ok(None);
         };
-        // From what the update returned: the point read before it may be stale.
-        let (point, state) = understand::<F>(&taken.recovery_point, Some(taken.state))?;
-        Ok(Some(Granted::Lease(Lease {
-            id: known.id,
-            fence: taken.fence,
-            attempts: taken.attempts,
-            created_at: taken.created_at,
-            point,
-            state,
-        })))
+        let (point, state) = (taken.recovery_point.clone(), taken.state.clone());
+        let lease = Lease::of::<F>(id, taken);
+        if lease.is_err() {
+            // Another version moved it on in between: given back, for that one to go on.
+            let position = Position {
+                id,
+                user,
+                holder,
+                stored_point: &point,
+            };
+            let advance = Advance {
+                point: &point,
+                state: &state,
+            };
+            let parting = Parting::without_failure(&self.settings.limits);
+            let released = store::release(connection, position, advance, parting, length);
+            bounded(within, released).await?;
+        }
+        Ok(Some(lease?))
     }
 
     /// What a known key allows. A mismatch is decided first, whatever state the key is in.
@@ -188,11 +215,13 @@ impl<F: Flow> Handle<F> {
         Ok(Next::TakeOver)
     }
 
-    fn attempt(
+    /// An attempt that has just been granted its lease.
+    pub(super) fn begin(
         &self,
-        prepared: &Prepared<F::Request>,
-        holder: Holder,
+        [user, path, key]: [&String; 3],
         lease: Lease,
+        holder: Holder,
+        granted: Instant,
         connection: PoolConnection<Postgres>,
     ) -> Attempt {
         Attempt::start(Start {
@@ -201,15 +230,17 @@ impl<F: Flow> Handle<F> {
             graph: F::GRAPH,
             key: KeyInfo {
                 id: lease.id,
-                user: prepared.key.user.clone(),
-                path: prepared.key.path.clone(),
-                key: prepared.key.key.clone(),
+                user: user.clone(),
+                path: path.clone(),
+                key: key.clone(),
                 attempt: u32::try_from(lease.attempts).unwrap_or(1).max(1),
                 fence: lease.fence,
                 created_at: lease.created_at,
             },
             holder,
-            lease: self.lease,
+            lease: self.settings.lease,
+            granted,
+            default_isolation: self.inner.default_isolation,
             point: lease.point,
             state: lease.state,
             connection,
@@ -223,7 +254,7 @@ enum Granted {
 }
 
 /// A lease that was granted, and where the flow stands.
-struct Lease {
+pub(super) struct Lease {
     id: Uuid,
     fence: i64,
     attempts: i32,
@@ -232,7 +263,21 @@ struct Lease {
     state: State,
 }
 
-enum ClaimError {
+impl Lease {
+    fn of<F: Flow>(id: Uuid, taken: Taken) -> Result<Self, RunError> {
+        let (point, state) = understand::<F>(&taken.recovery_point, Some(taken.state))?;
+        Ok(Self {
+            id,
+            fence: taken.fence,
+            attempts: taken.attempts,
+            created_at: taken.created_at,
+            point,
+            state,
+        })
+    }
+}
+
+pub(super) enum ClaimError {
     Refused(RunError),
     Database(sqlx::Error),
 }
@@ -270,12 +315,13 @@ fn is_same_request<F: Flow>(prepared: &Prepared<F::Request>, known: &Known) -> b
     let Ok(today) = <F::Request as serde::Deserialize>::deserialize(stored) else {
         return false;
     };
-    serde_json::to_value(&today)
-        .is_ok_and(|body| Fingerprint::new(&prepared.key, &body) == prepared.fingerprint)
+    let body = serde_json::to_value(&today).ok();
+    let body = body.and_then(|body| into_storable(body).ok());
+    body.is_some_and(|body| Fingerprint::new(&prepared.key, &body) == prepared.fingerprint)
 }
 
 /// The stored point and values in this version's terms.
-fn understand<F: Flow>(
+pub(super) fn understand<F: Flow>(
     point: &str,
     state: Option<serde_json::Value>,
 ) -> Result<(&'static str, State), RunError> {

@@ -7,7 +7,6 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use serde_json::json;
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -17,19 +16,20 @@ use crate::attempt::{Attempt, Halt, Why};
 use crate::error::RunError;
 use crate::failure::{Disposition, Failure, Kind, Rejection};
 use crate::flow::Flow;
-use crate::graph::Phase;
+use crate::graph::{Graph, Phase};
+use crate::store::Parting;
 
 /// How often the database may ask for a phase to be run again before the client is asked instead.
-const CONFLICTS: u32 = 5;
+pub(crate) const CONFLICTS: u32 = 5;
 
 /// How often a request claims again after it lost its lease.
 const LOST_LEASES: u32 = 3;
 
 /// When to try again after a failure that does not say.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// How an attempt ended without an answer.
-enum Ended {
+pub(super) enum Ended {
     Lost,
     Failed(RunError),
 }
@@ -37,45 +37,70 @@ enum Ended {
 impl<F: Flow> Handle<F> {
     /// The whole way of a request, from the claim to the answer.
     pub(super) async fn serve(&self, prepared: &Prepared<F::Request>) -> Result<Answer, RunError> {
-        for _ in 0..LOST_LEASES {
-            let mut attempt = match self.claim(prepared).await? {
-                Claim::Finished(reply) => {
-                    return Ok(Answer {
-                        reply: reply.into(),
-                        replayed: true,
-                    });
+        let way = async {
+            for _ in 0..LOST_LEASES {
+                let attempt = match self.claim(prepared).await? {
+                    Claim::Finished(reply) => {
+                        let replayed = true;
+                        let reply = reply.into();
+                        return Ok(Answer { reply, replayed });
+                    }
+                    Claim::Granted(attempt) => attempt,
+                };
+                match self.attempt(*attempt, &prepared.request).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(Ended::Failed(error)) => return Err(error),
+                    // Another attempt has it, or had it: ask again, like everybody who waits with us.
+                    Err(Ended::Lost) => {}
                 }
-                Claim::Granted(attempt) => attempt,
-            };
-            let key = attempt.key();
-            let span = tracing::info_span!(
-                "flow",
-                flow = F::GRAPH.flow(),
-                key_id = %key.id(),
-                attempt = key.attempt(),
-                fence = key.fence()
-            );
-            let ended = async {
-                match self.drive(&mut attempt, &prepared.request).await {
-                    Ok(answer) => Ok(answer),
-                    Err(halt) => Err(self.end(*attempt, halt).await),
-                }
-            };
-            match ended.instrument(span).await {
-                Ok(answer) => return Ok(answer),
-                Err(Ended::Failed(error)) => return Err(error),
-                // Another attempt has it, or had it: ask again, like everybody who waits with us.
-                Err(Ended::Lost) => {}
             }
-        }
-        Err(RunError::InProgress {
-            retry_after: RETRY_AFTER,
+            Err(RunError::InProgress {
+                retry_after: RETRY_AFTER,
+            })
+        };
+        // The types of a flow are the user's, and so is what they do when they are read or written.
+        catch_panic(way).await.unwrap_or_else(|panic| {
+            tracing::error!(
+                flow = F::GRAPH.flow(),
+                panic,
+                "a request panicked outside its phases"
+            );
+            Err(RunError::Stopped {
+                phase: "none",
+                point: "unknown",
+                reason: panic,
+                retry_after: RETRY_AFTER,
+            })
         })
     }
 
+    /// One attempt, from the lease to its end.
+    pub(super) async fn attempt(
+        &self,
+        mut attempt: Attempt,
+        request: &F::Request,
+    ) -> Result<Answer, Ended> {
+        let key = attempt.key();
+        let span = tracing::info_span!(
+            "flow",
+            flow = F::GRAPH.flow(),
+            key_id = %key.id(),
+            attempt = key.attempt(),
+            fence = key.fence()
+        );
+        let ended = async {
+            match self.drive(&mut attempt, request).await {
+                Ok(answer) => Ok(answer),
+                Err(halt) => Err(self.end(attempt, halt).await),
+            }
+        };
+        ended.instrument(span).await
+    }
+
     async fn drive(&self, attempt: &mut Attempt, request: &F::Request) -> Result<Answer, Halt> {
-        let mut conflicts = 0;
-        let mut rejection: Option<Rejection> = None;
+        let mut repeated = 0;
+        // With the point at which it was made: anywhere else it says nothing.
+        let mut rejection: Option<(&'static str, Rejection)> = None;
         loop {
             if let Some(finished) = attempt.finished() {
                 return Ok(Answer {
@@ -84,50 +109,56 @@ impl<F: Flow> Handle<F> {
                 });
             }
             let at = attempt.point();
-            let Ok(point) = at.parse::<F::RecoveryPoint>() else {
-                return Err(Halt(Why::Failed(Failure::stop(
-                    at,
-                    "this version has no such recovery point",
-                ))));
-            };
             let phase = F::GRAPH.phase_from(at).map_or(at, Phase::name);
+            let stop = |reason: String| Halt(Why::Failed(Failure::stop(phase, reason)));
+            let Ok(point) = at.parse::<F::RecoveryPoint>() else {
+                return Err(stop("this version has no such recovery point".to_owned()));
+            };
+            rejection = rejection.filter(|(rejected_at, _)| *rejected_at == at);
             tracing::debug!(phase, at, "entering");
             let stepped = match &rejection {
-                None => catch_panic(phase, self.flow.advance(point, attempt, request)).await,
-                Some(rejection) => {
-                    catch_panic(phase, self.flow.reject(point, attempt, rejection, request)).await
+                None => catch_panic(self.flow.advance(point, attempt, request)).await,
+                Some((_, rejection)) => {
+                    catch_panic(self.flow.reject(point, attempt, rejection, request)).await
                 }
             };
-            match stepped {
-                Ok(()) => conflicts = 0,
-                Err(Halt(Why::Failed(failure))) => match failure.disposition.0 {
-                    Kind::Conflict if conflicts < CONFLICTS => {
-                        tracing::debug!(
-                            phase,
-                            conflicts,
-                            "the database asks for the phase to be run again"
-                        );
-                        tokio::time::sleep(backoff(conflicts)).await;
-                        conflicts += 1;
+            let failure = match stepped {
+                Ok(Ok(())) => {
+                    if attempt.point() != at {
+                        repeated = 0;
                     }
-                    Kind::Reject(reply) => {
-                        if F::GRAPH.is_behind_external(at) && !F::GRAPH.handles_rejection_at(at) {
-                            return Err(Halt(Why::Failed(Failure::stop(
-                                phase,
-                                format!(
-                                    "it rejected the request after something was done outside, and the flow has no \
-                                 `#[on_reject]` for `{at}`: {}",
-                                    failure.message
-                                ),
-                            ))));
-                        }
-                        tracing::debug!(phase, "rejected");
-                        rejection = Some(Rejection::new(failure.phase, failure.message, *reply));
-                        conflicts = 0;
-                    }
-                    _ => return Err(Halt(Why::Failed(failure))),
-                },
-                Err(halt) => return Err(halt),
+                    continue;
+                }
+                Ok(Err(Halt(Why::Failed(failure)))) => failure,
+                Ok(Err(halt)) => return Err(halt),
+                // A panic in a phase is a failure of that phase, not of the task.
+                Err(panic) => return Err(stop(panic)),
+            };
+            match failure.disposition.0 {
+                Kind::Again(_) if repeated < CONFLICTS => {
+                    tracing::debug!(
+                        phase,
+                        repeated,
+                        reason = failure.message,
+                        "running it again"
+                    );
+                    tokio::time::sleep(backoff(repeated)).await;
+                    repeated += 1;
+                }
+                Kind::Reject(_) if is_unhandled_behind_external(F::GRAPH, at) => {
+                    return Err(stop(format!(
+                        "it rejected the request after something was done outside, and the flow has \
+                         no `#[on_reject]` for `{at}`: {}",
+                        failure.message
+                    )));
+                }
+                Kind::Reject(reply) => {
+                    tracing::debug!(phase, "rejected");
+                    let made = Rejection::new(failure.phase, failure.message, *reply);
+                    rejection = Some((at, made));
+                    repeated = 0;
+                }
+                _ => return Err(Halt(Why::Failed(failure))),
             }
         }
     }
@@ -155,32 +186,49 @@ impl<F: Flow> Handle<F> {
             message,
         } = failure;
         let point = attempt.point();
-        let (class, retry_after) = match kind {
-            Kind::Retry { after } => ("retry", after.unwrap_or(RETRY_AFTER)),
-            Kind::Conflict => ("retry", RETRY_AFTER),
-            Kind::Reject(_) | Kind::Stop | Kind::Unstorable(_) => ("stop", RETRY_AFTER),
+        let kind = match kind {
+            Kind::Again(tried_often_enough) => *tried_often_enough,
+            kind => kind,
+        };
+        let (class, not_before) = match kind {
+            Kind::Retry { after } => ("retry", after.unwrap_or_default()),
+            Kind::Wait { after } => ("wait", after),
+            Kind::Again(_) | Kind::Reject(_) | Kind::Stop | Kind::Unstorable(_) => {
+                ("stop", Duration::ZERO)
+            }
         };
         let reason = match kind {
             Kind::Unstorable(why) => format!("{message} (its reply cannot be stored: {why})"),
             _ => message,
         };
-        let last_error = json!({ "class": class, "phase": phase, "message": storable(&reason) });
-        attempt.release(&last_error).await;
-        Ended::Failed(if class == "retry" {
-            tracing::info!(
-                phase,
-                reason,
-                "the phase failed; a retry goes on from its recovery point"
-            );
-            RunError::Retry {
+        let parting = Parting {
+            class,
+            phase,
+            message: &storable(&reason),
+            not_before,
+            jitter: 0.5 + random() * 0.5,
+            limits: &self.settings.limits,
+        };
+        let retry_after = not_before.max(RETRY_AFTER);
+        if attempt.release(parting).await {
+            tracing::error!(phase, reason, "the flow is stuck and waits for an operator");
+            return Ended::Failed(RunError::Stuck);
+        }
+        Ended::Failed(if class == "stop" {
+            tracing::error!(phase, reason, "the phase stopped");
+            RunError::Stopped {
                 phase,
                 point,
                 reason,
                 retry_after,
             }
         } else {
-            tracing::error!(phase, reason, "the phase stopped");
-            RunError::Stopped {
+            tracing::info!(
+                phase,
+                reason,
+                "the phase did not end; a retry goes on from its recovery point"
+            );
+            RunError::Retry {
                 phase,
                 point,
                 reason,
@@ -190,21 +238,23 @@ impl<F: Flow> Handle<F> {
     }
 }
 
-/// A panic in a phase is a failure of that phase, not of the task: the lease is let go at once.
-async fn catch_panic(
-    phase: &'static str,
-    step: impl Future<Output = Result<(), Halt>>,
-) -> Result<(), Halt> {
+/// A `?` must not end a flow with the money taken.
+fn is_unhandled_behind_external(graph: &Graph, point: &str) -> bool {
+    graph.is_behind_external(point) && !graph.handles_rejection_at(point)
+}
+
+/// The outcome, or what the panic said.
+async fn catch_panic<T>(step: impl Future<Output = T>) -> Result<T, String> {
     let mut step = pin!(step);
     std::future::poll_fn(|context| {
-        // The attempt is used afterwards only to let the lease go: by writes that are conditional on
+        // What is used afterwards serves only to let the lease go: by writes that are conditional on
         // what the row says, not on what was half done in memory.
         match std::panic::catch_unwind(AssertUnwindSafe(|| step.as_mut().poll(context))) {
-            Ok(poll) => poll,
-            Err(panic) => Poll::Ready(Err(Halt(Why::Failed(Failure::stop(
-                phase,
-                format!("it panicked: {}", panic_message(panic.as_ref())),
-            ))))),
+            Ok(poll) => poll.map(Ok),
+            Err(panic) => Poll::Ready(Err(format!(
+                "it panicked: {}",
+                panic_message(panic.as_ref())
+            ))),
         }
     })
     .await
@@ -230,8 +280,12 @@ fn storable(message: &str) -> String {
 }
 
 /// Full jitter: anything from nothing to 5 ms doubled with every try, at most 640 ms.
-pub(super) fn backoff(tries: u32) -> Duration {
-    let ceiling = 5_000_u64 << tries.min(7);
-    let random = u64::from_be_bytes(Uuid::new_v4().as_u64_pair().1.to_be_bytes());
-    Duration::from_micros(random % ceiling)
+pub(crate) fn backoff(tries: u32) -> Duration {
+    Duration::from_millis(5 << tries.min(7)).mul_f64(random())
+}
+
+/// From 0 to 1. For jitter, which needs no better source than the one that names attempts.
+pub(crate) fn random() -> f64 {
+    let (_, low) = Uuid::new_v4().as_u64_pair();
+    f64::from(u32::try_from(low & u64::from(u32::MAX)).unwrap_or_default()) / f64::from(u32::MAX)
 }

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
@@ -20,11 +21,18 @@ type Outcome = Option<Result<Answer, RunError>>;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Shared(Arc<Mutex<HashMap<Name, Run>>>);
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct Name {
     user: String,
     path: String,
     key: String,
+}
+
+/// The user and the key stay out of logs.
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Name(..)")
+    }
 }
 
 #[derive(Debug)]
@@ -111,6 +119,36 @@ impl Shared {
                 joined: false,
             },
         )
+    }
+
+    /// Leads a run of a stored request; none when one with this name runs here already.
+    pub(super) fn lead(
+        &self,
+        flow: &'static str,
+        (user, path, key): (&str, &str, &str),
+        fingerprint: &Fingerprint,
+    ) -> Option<Lead> {
+        let (user, path, key) = (user.to_owned(), path.to_owned(), key.to_owned());
+        let name = Name { user, path, key };
+        let (sender, receiver) = watch::channel(None);
+        match self.runs().entry(name.clone()) {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(free) => {
+                free.insert(Run {
+                    flow,
+                    fingerprint: fingerprint.clone(),
+                    outcome: receiver,
+                });
+                let registration = Registration {
+                    shared: self.clone(),
+                    name,
+                };
+                Some(Lead {
+                    outcome: sender,
+                    registration: Some(registration),
+                })
+            }
+        }
     }
 
     fn runs(&self) -> MutexGuard<'_, HashMap<Name, Run>> {

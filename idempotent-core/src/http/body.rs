@@ -19,13 +19,16 @@ use super::Problem;
 
 /// The most bytes of a body that are taken.
 const LIMIT: usize = 1 << 20;
+/// How long a body may take to arrive.
+const READ_TIME: Duration = Duration::from_secs(30);
 /// How much of a body over the limit is read and thrown away, so that a client still sending gets to
 /// see the answer, and for how long.
 const DRAIN_LIMIT: usize = 64 << 20;
 const DRAIN_TIME: Duration = Duration::from_secs(10);
 
 /// A JSON object of at most 1 MiB, read strictly. As an extractor it answers 400 (`body_malformed`),
-/// 413 (`body_too_large`), 415 (`body_not_json`) or 422 (`body_invalid`).
+/// 408 (`body_too_slow`), 413
+/// (`body_too_large`), 415 (`body_not_json`) or 422 (`body_invalid`).
 #[derive(Debug, Clone)]
 pub struct JsonBody<T>(pub T);
 
@@ -34,7 +37,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
 
     async fn from_request(request: Request, _state: &S) -> Result<Self, Response> {
         let declared_json = is_json(&request);
-        let bytes = read(request.into_body())
+        let bytes = read_in_time(request.into_body())
             .await
             .map_err(IntoResponse::into_response)?;
         if !declared_json {
@@ -60,6 +63,21 @@ fn is_json(request: &Request) -> bool {
         .and_then(|value| value.split(';').next())
         .map(|value| value.trim().to_ascii_lowercase());
     essence.is_some_and(|essence| essence == "application/json" || essence.ends_with("+json"))
+}
+
+/// A client that sends a byte a minute does not hold its handler for ever.
+async fn read_in_time(body: Body) -> Result<Vec<u8>, Problem> {
+    tokio::time::timeout(READ_TIME, read(body))
+        .await
+        .unwrap_or_else(|_| {
+            let problem = Problem::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "body_too_slow",
+                "The body took too long",
+            );
+            let detail = format!("It must arrive within {} s.", READ_TIME.as_secs());
+            Err(problem.detail(detail).closing_the_connection())
+        })
 }
 
 async fn read(mut body: Body) -> Result<Vec<u8>, Problem> {

@@ -84,8 +84,14 @@ impl Problem {
     }
 }
 
+/// A day, in seconds. Clients that would wait longer had better ask.
+const LONGEST_RETRY_AFTER: u64 = 24 * 3600;
+
 pub(super) fn retry_after_seconds(after: Duration) -> u64 {
-    (after.as_secs() + u64::from(after.subsec_nanos() > 0)).max(1)
+    let rounded_up = after
+        .as_secs()
+        .saturating_add(u64::from(after.subsec_nanos() > 0));
+    rounded_up.clamp(1, LONGEST_RETRY_AFTER)
 }
 
 impl IntoResponse for Problem {

@@ -108,8 +108,8 @@ impl Profile {
             ),
             RunError::Invalid(_) => (
                 StatusCode::BAD_REQUEST,
-                "body_invalid",
-                "The body does not fit",
+                "body_malformed",
+                "The body cannot be stored",
             ),
             RunError::Mismatch => (
                 self.mismatch,

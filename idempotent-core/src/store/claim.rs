@@ -19,6 +19,8 @@ macro_rules! lease_over {
     };
 }
 
+pub(super) use lease_over;
+
 /// The columns of a known key, in the order in which `known` reads them.
 macro_rules! known_columns {
     () => {
@@ -56,7 +58,6 @@ pub(crate) enum Read {
 }
 
 /// A known key, as it was read, without a lock.
-#[derive(Debug)]
 pub(crate) struct Known {
     pub(crate) id: Uuid,
     pub(crate) fence: i64,

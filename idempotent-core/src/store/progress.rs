@@ -122,6 +122,25 @@ pub(crate) async fn finish(
     Ok(finished.rows_affected() == 1)
 }
 
+/// Locks the row for the transaction of a phase that works on a snapshot: a renewal or a takeover
+/// after the snapshot would make its checkpoint fail for certain. False: the lease is lost.
+pub(crate) async fn lock(
+    connection: &mut PgConnection,
+    position: Position<'_>,
+) -> Result<bool, sqlx::Error> {
+    let locked = sqlx::query(
+        "SELECT FROM idempotency_keys
+         WHERE id = $1 AND user_id = $2 AND holder = $3 AND recovery_point = $4 FOR NO KEY UPDATE",
+    )
+    .bind(position.id)
+    .bind(position.user)
+    .bind(position.holder.0)
+    .bind(position.stored_point)
+    .execute(connection)
+    .await?;
+    Ok(locked.rows_affected() == 1)
+}
+
 /// Whether the connection still is in the transaction that `begin` began for this holder.
 pub(crate) async fn is_own_transaction(
     connection: &mut PgConnection,
@@ -135,33 +154,133 @@ pub(crate) async fn is_own_transaction(
     .await
 }
 
-/// Lets the lease go after a failure, so that the next attempt need not wait for it to run out. The
-/// result of an external phase that was not stored yet is stored here (`advance`).
+/// Why an attempt parts with its lease, and what follows from it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parting<'a> {
+    /// `retry`, `wait`, `stop`; or `release`: handed on without a failure.
+    pub(crate) class: &'static str,
+    pub(crate) phase: &'a str,
+    /// Storable: without NUL, and not endless.
+    pub(crate) message: &'a str,
+    /// The least time until the completer tries again.
+    pub(crate) not_before: Duration,
+    /// From 0.5 to 1, so that flows that failed together do not come back together.
+    pub(crate) jitter: f64,
+    pub(crate) limits: &'a Limits,
+}
+
+impl<'a> Parting<'a> {
+    /// The flow is handed on to whoever can go on with it.
+    pub(crate) fn without_failure(limits: &'a Limits) -> Self {
+        Self {
+            class: "release",
+            phase: "",
+            message: "handed on",
+            not_before: Duration::ZERO,
+            jitter: 1.0,
+            limits,
+        }
+    }
+}
+
+/// When a failing flow is parked as stuck, and how its retries are spread until then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Attempts that stopped (a bug, a panic) at one point.
+    pub(crate) max_attempts: u32,
+    /// Attempts that asked for a retry at one point; only together with `patience`.
+    pub(crate) retry_attempts: u32,
+    /// How long a point may keep failing, counted from its first failure.
+    pub(crate) patience: Duration,
+    /// How long an outside may say "pending".
+    pub(crate) max_wait: Duration,
+    /// The first pause of the completer, doubled with each attempt.
+    pub(crate) backoff: Duration,
+    /// The longest pause of the completer.
+    pub(crate) longest_backoff: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_attempts: 5,
+            retry_attempts: 20,
+            patience: Duration::from_secs(24 * 3600),
+            max_wait: Duration::from_secs(7 * 24 * 3600),
+            backoff: Duration::from_secs(1),
+            longest_backoff: Duration::from_secs(600),
+        }
+    }
+}
+
+/// How many entries the history of a key keeps.
+const HISTORY: i32 = 20;
+
+/// When this point first failed: kept from failure to failure, and begun anew with each point.
+macro_rules! first_at {
+    () => {
+        "CASE WHEN recovery_point = $5 AND last_error ? 'first_at' THEN last_error->>'first_at'
+              ELSE to_json(statement_timestamp())#>>'{}' END"
+    };
+}
+
+/// Lets the lease go after a failure, so that the next attempt need not wait for it to run out, and
+/// parks the flow as stuck where its attempts are used up: in one update, so that no crash between
+/// the two makes a poisoned flow immortal. The result of an external phase that was not stored yet
+/// is stored here (`advance`).
+///
+/// None: the lease was not ours any more. Else whether the flow is stuck.
 pub(crate) async fn release(
     connection: &mut PgConnection,
     position: Position<'_>,
     advance: Advance<'_>,
-    last_error: &Value,
+    parting: Parting<'_>,
     lease: Duration,
-) -> Result<bool, sqlx::Error> {
-    let released = sqlx::query(
+) -> Result<Option<bool>, sqlx::Error> {
+    let limits = parting.limits;
+    let rows = sqlx::query(concat!(
         "UPDATE idempotency_keys
-         SET holder = NULL, lease_expires_at = NULL, recovery_point = $5, state = $6, last_error = $7,
-             attempts = CASE WHEN recovery_point = $5 THEN attempts ELSE 0 END
-         FROM set_config('lock_timeout', $8, true)
-         WHERE id = $1 AND user_id = $2 AND holder = $3 AND recovery_point = $4",
-    )
+         SET holder = NULL, lease_expires_at = NULL, recovery_point = $5, state = $6,
+             attempts = CASE WHEN recovery_point <> $5 THEN 1 WHEN $7 IN ('wait', 'release') THEN greatest(attempts - 1, 0) ELSE attempts END,
+             last_error = CASE WHEN $7 = 'release' THEN last_error ELSE jsonb_build_object('class', $7::text, 'phase', $8::text, 'message', $9::text,
+                 'at', statement_timestamp(), 'first_at', ", first_at!(), ") END,
+             history = CASE WHEN jsonb_array_length(history) >= $10 THEN history - 0 ELSE coalesce(history, '[]') END
+                 || jsonb_build_object('event', $7::text, 'phase', $8::text, 'message', left($9::text, 200),
+                     'attempt', attempts, 'fence', fence, 'at', statement_timestamp()),
+             next_attempt_at = statement_timestamp() + make_interval(secs => greatest($11,
+                 CASE WHEN $7 IN ('wait', 'release') THEN 0 ELSE least($12, $13 * 2 ^ least(attempts, 30)) * $14 END)),
+             stuck_at = CASE WHEN CASE $7::text
+                 WHEN 'release' THEN false
+                 WHEN 'stop' THEN attempts >= $15
+                 WHEN 'wait' THEN (", first_at!(), ")::timestamptz + make_interval(secs => $16) < statement_timestamp()
+                 ELSE attempts >= $17 AND (", first_at!(), ")::timestamptz + make_interval(secs => $18) < statement_timestamp()
+                 END THEN statement_timestamp() END
+         FROM set_config('lock_timeout', $19, true)
+         WHERE id = $1 AND user_id = $2 AND holder = $3 AND recovery_point = $4
+         RETURNING stuck_at IS NOT NULL"
+    ))
     .bind(position.id)
     .bind(position.user)
     .bind(position.holder.0)
     .bind(position.stored_point)
     .bind(advance.point)
     .bind(advance.state)
-    .bind(last_error)
+    .bind(parting.class)
+    .bind(parting.phase)
+    .bind(parting.message)
+    .bind(HISTORY)
+    .bind(parting.not_before.as_secs_f64())
+    .bind(limits.longest_backoff.as_secs_f64())
+    .bind(limits.backoff.as_secs_f64())
+    .bind(parting.jitter)
+    .bind(i64::from(limits.max_attempts))
+    .bind(limits.max_wait.as_secs_f64())
+    .bind(i64::from(limits.retry_attempts))
+    .bind(limits.patience.as_secs_f64())
     .bind(lock_timeout(lease))
-    .execute(connection)
+    .fetch_all(connection)
     .await?;
-    Ok(released.rows_affected() == 1)
+    rows.first().map(|row| row.try_get(0)).transpose()
 }
 
 /// Renews the leases of a process in one statement, and names the holders that still had theirs.
