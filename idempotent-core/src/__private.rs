@@ -3,10 +3,10 @@
 
 pub use serde;
 
-pub use crate::attempt::{Attempt, Halt};
+pub use crate::attempt::{Attempt, Halt, Intended, Reconciled};
 pub use crate::failure::Rejection;
 pub use crate::flow::{Payload, RecoveryPoint, UnknownRecoveryPoint};
-pub use crate::graph::{Graph, Isolation, OnReject, Phase, Point};
+pub use crate::graph::{Graph, Isolation, OnReject, Phase, Point, Reconcile};
 pub use crate::phase::OpenTx;
 pub use crate::recovery_points;
 pub use crate::state::{State, Undecodable};

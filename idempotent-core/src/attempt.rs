@@ -7,6 +7,9 @@
 
 mod doubt;
 mod end;
+mod intent;
+
+pub use intent::{Intended, Reconciled};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,17 +17,18 @@ use std::time::Duration;
 use serde::Serialize;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgPool, Postgres};
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::failure::{Disposition, Failure, Kind, PhaseFailure, Rejection};
 use crate::flow::{Payload, RecoveryPoint};
-use crate::graph::{Graph, Isolation, OnReject, Phase, PhaseKind};
+use crate::graph::{Graph, Isolation, OnReject, Phase, PhaseKind, Repeatable};
 use crate::key::KeyInfo;
 use crate::lease::{Keeper, Kept};
 use crate::phase::{External, OpenTx};
 use crate::reply::{Reply, StoredReply};
 use crate::state::State;
-use crate::store::{self, Advance, Holder, Position, bounded};
+use crate::store::{self, Advance, Holder, Intent, Position, Staged, Within, bounded};
 
 /// How long a call may take where its phase does not say. A lease is renewed meanwhile, so this is
 /// all that ends a call which is never answered.
@@ -43,16 +47,29 @@ pub struct Attempt {
     graph: &'static Graph,
     key: Arc<KeyInfo>,
     lease: Duration,
-    default_isolation: Option<Isolation>,
-    /// The point at which the row stands.
+    /// The point at which the row stands, by the name that is stored.
     stored_point: &'static str,
     /// The point at which the attempt stands: ahead of the row while an external phase's result
     /// waits to be stored with the next checkpoint.
     point: &'static str,
     state: State,
+    /// An outside call that an earlier attempt announced, and whose outcome is not stored.
+    intent: Option<Intent>,
     finished: Option<Finished>,
     /// A connection that is at hand from the last statement. None while something outside is called.
     connection: Option<PoolConnection<Postgres>>,
+    surroundings: Surroundings,
+}
+
+/// What an attempt knows of the process that it runs in.
+#[derive(Debug, Clone)]
+pub(crate) struct Surroundings {
+    /// Where the completer waits for work of this process.
+    pub(crate) work: Arc<Notify>,
+    /// Whether attempts are to hand on what they run.
+    pub(crate) closing: watch::Receiver<bool>,
+    /// The isolation of a transaction that does not name one; none for read committed.
+    pub(crate) default_isolation: Option<Isolation>,
 }
 
 /// The end of a flow.
@@ -61,6 +78,16 @@ pub(crate) struct Finished {
     pub(crate) reply: Arc<StoredReply>,
     /// By another attempt, while this one did not know whether its own commit had succeeded.
     pub(crate) by_another: bool,
+}
+
+impl Surroundings {
+    /// Resolves when attempts are to hand on what they run; else never.
+    async fn closing(&self) {
+        let mut closing = self.closing.clone();
+        if closing.wait_for(|closing| *closing).await.is_err() {
+            std::future::pending().await
+        }
+    }
 }
 
 /// Why an attempt does not go on.
@@ -76,6 +103,8 @@ pub(crate) enum Why {
     Lost,
     /// Nobody could say what became of a commit. The lease runs out by itself.
     Unresolved(String),
+    /// The process is going away.
+    Closing,
 }
 
 impl Halt {
@@ -98,9 +127,13 @@ pub(crate) struct Start {
     pub(crate) lease: Duration,
     /// When the statement that granted the lease was sent.
     pub(crate) granted: Instant,
-    pub(crate) default_isolation: Option<Isolation>,
+    pub(crate) surroundings: Surroundings,
+    /// Where the row stands, by the name that is stored.
+    pub(crate) stored_point: &'static str,
+    /// The same point by its name of today.
     pub(crate) point: &'static str,
     pub(crate) state: State,
+    pub(crate) intent: Option<Intent>,
     pub(crate) connection: PoolConnection<Postgres>,
 }
 
@@ -117,12 +150,13 @@ impl Attempt {
             graph: start.graph,
             key: Arc::new(start.key),
             lease: start.lease,
-            default_isolation: start.default_isolation,
-            stored_point: start.point,
+            stored_point: start.stored_point,
             point: start.point,
             state: start.state,
+            intent: start.intent,
             finished: None,
             connection: None,
+            surroundings: start.surroundings,
         };
         attempt.keep_for_next_phase(Some(start.connection));
         attempt
@@ -174,7 +208,7 @@ impl Attempt {
             };
             let begin = store::begin(isolation, timeout, self.lease, self.kept.holder());
             let (key, within) = (Arc::clone(&self.key), self.answer_time());
-            match OpenTx::begin(connection, key, begin, within).await {
+            match OpenTx::begin(connection, key, name, begin, within).await {
                 Ok(tx) => break tx,
                 // It had gone while it was idle, as all of the pool's have after a restart of the
                 // server. Nothing was begun; take the next one.
@@ -186,7 +220,7 @@ impl Attempt {
             }
         };
         let works_on_a_snapshot = matches!(
-            isolation.or(self.default_isolation),
+            isolation.or(self.surroundings.default_isolation),
             Some(Isolation::RepeatableRead | Isolation::Serializable)
         );
         if works_on_a_snapshot {
@@ -267,6 +301,7 @@ impl Attempt {
             biased;
             result = run => result.map_err(|error| Halt::failed(Failure::of(name, &error))),
             () = self.kept.lost() => Err(Halt::lost()),
+            () = self.surroundings.closing() => Err(Halt(Why::Closing)),
             () = tokio::time::sleep(time) => Err(Halt::failed(Failure {
                 phase: name,
                 disposition: Disposition::retry(),
@@ -293,9 +328,14 @@ impl Attempt {
             state: &stored,
         };
         let sent = Instant::now();
-        let moved = store::checkpoint(tx.connection(), self.position(), advance, self.lease, false);
+        let staged = tx.take_staged();
+        let (position, lease) = (self.position(), self.lease);
+        let connection = tx.connection();
+        let moved = store::checkpoint(connection, position, advance, lease, Within::Phase(&staged));
         let moved = bounded(self.answer_time(), moved).await;
         if self.commit(tx, moved).await? {
+            self.wake_completer(&staged);
+            self.intent = None;
             self.point = to.name();
             self.stored_point = to.name();
             self.state = state;
@@ -327,9 +367,13 @@ impl Attempt {
         if tx.holds_savepoint() {
             return self.roll_back(tx, self.open_savepoint()).await;
         }
-        let finished = store::finish(tx.connection(), self.position(), &reply, self.lease, false);
+        let staged = tx.take_staged();
+        let (position, lease) = (self.position(), self.lease);
+        let connection = tx.connection();
+        let finished = store::finish(connection, position, &reply, lease, Within::Phase(&staged));
         let finished = bounded(self.answer_time(), finished).await;
         if self.commit(tx, finished).await? {
+            self.wake_completer(&staged);
             self.finished = Some(Finished {
                 reply,
                 by_another: false,
@@ -357,8 +401,11 @@ impl Attempt {
         value: T,
     ) -> Result<(), Halt> {
         let state = self.moved_to(to.name(), &value)?;
-        let leaving = self.graph.phase_from(self.point).map(Phase::kind);
-        let eager = matches!(leaving, Some(PhaseKind::External { eager: true, .. }));
+        let leaving = self.graph.phase_from(self.point);
+        let eager = leaving.is_some_and(|phase| {
+            phase.repeatable() == Repeatable::Never
+                || matches!(phase.kind(), PhaseKind::External { eager: true, .. })
+        });
         let another_call = self
             .graph
             .phase_from(to.name())
@@ -389,6 +436,21 @@ impl Attempt {
     /// A flow that has ended has no next phase.
     pub fn already_finished(&self) -> Halt {
         self.stop("the flow has finished; there is no phase to run")
+    }
+
+    /// Waits before a phase is repeated, as long as the lease is ours and the process stays.
+    pub(crate) async fn pause(&self, time: Duration) -> Result<(), Halt> {
+        tokio::select! {
+            () = self.kept.lost() => Err(Halt::lost()),
+            () = self.surroundings.closing() => Err(Halt(Why::Closing)),
+            () = tokio::time::sleep(time) => Ok(()),
+        }
+    }
+
+    fn wake_completer(&self, staged: &[Staged]) {
+        if !staged.is_empty() {
+            self.surroundings.work.notify_one();
+        }
     }
 
     fn position(&self) -> Position<'_> {

@@ -8,6 +8,7 @@ mod claim;
 mod drive;
 mod resume;
 mod sharing;
+mod shutdown;
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -19,10 +20,11 @@ use sqlx::Connection;
 use sqlx::postgres::{PgConnection, PgPool};
 use tokio::sync::Notify;
 
+use crate::attempt::Surroundings;
 use crate::error::{BuildError, InvalidRequest, NotRegistered, RunError};
 use crate::fingerprint::Fingerprint;
 use crate::flow::{Flow, Payload};
-use crate::graph::{Graph, Isolation};
+use crate::graph::Graph;
 use crate::json::{Unstorable, into_storable};
 use crate::key::Key;
 use crate::lease::{Keeper, KeeperTask};
@@ -32,6 +34,7 @@ pub(crate) use drive::{CONFLICTS, backoff, random};
 pub(crate) use resume::Completion;
 use resume::{Resume, resume};
 use sharing::{Joined, Role, Shared};
+use shutdown::Closing;
 
 /// Runs flows on one database. Cheap to clone.
 ///
@@ -141,12 +144,11 @@ pub(crate) struct Settings {
 pub(crate) struct Inner {
     pool: PgPool,
     flows: HashMap<&'static str, Registered>,
-    /// Of a transaction that does not name one; none for read committed.
-    default_isolation: Option<Isolation>,
+    surroundings: Surroundings,
+    /// Whether requests are still taken, and whether what runs is to be handed on.
+    closing: Closing,
     keeper: Arc<Keeper>,
     shared: Shared,
-    /// There may be work for the completer of this process.
-    work: Notify,
     _keeper_task: KeeperTask,
 }
 
@@ -165,7 +167,11 @@ impl Inner {
 
     /// Where the completer waits for work of this process.
     pub(crate) fn work(&self) -> &Notify {
-        &self.work
+        &self.surroundings.work
+    }
+
+    fn surroundings(&self) -> Surroundings {
+        self.surroundings.clone()
     }
 
     pub(crate) fn flow_names(&self) -> impl Iterator<Item = &'static str> {
@@ -296,14 +302,19 @@ impl EngineBuilder {
         }
         drop(connection);
 
+        let closing = Closing::default();
         let (keeper, keeper_task) = Keeper::start(self.pool.clone(), renewing);
         let inner = Inner {
             pool: self.pool,
             flows,
-            default_isolation,
+            surroundings: Surroundings {
+                work: Arc::new(Notify::new()),
+                closing: closing.hand_on(),
+                default_isolation,
+            },
+            closing,
             keeper,
             shared: Shared::default(),
-            work: Notify::new(),
             _keeper_task: keeper_task,
         };
         Ok(Engine {
@@ -397,18 +408,23 @@ impl<F: Flow> Handle<F> {
     ///
     /// # Errors
     ///
-    /// When the request cannot be accepted at all.
+    /// When the request cannot be accepted at all, or the engine is shutting down.
     pub fn start(&self, key: Key, request: F::Request) -> Result<Running, RunError> {
+        let guard = self.inner.closing.enter()?;
         let prepared = Prepared::new(key, request)?;
-        let joined = match self.inner.shared.join_or_lead(
-            F::GRAPH.flow(),
-            &prepared.key,
-            &prepared.fingerprint,
-        ) {
+        let (flow, key) = (F::GRAPH.flow(), &prepared.key);
+        let joined = match self
+            .inner
+            .shared
+            .join_or_lead(flow, key, &prepared.fingerprint)
+        {
             Role::Joined(joined) => joined,
             Role::Leads(lead, joined) => {
                 let handle = self.clone();
-                tokio::spawn(async move { lead.answer(handle.serve(&prepared).await) });
+                tokio::spawn(async move {
+                    lead.answer(handle.serve(&prepared).await);
+                    drop(guard);
+                });
                 joined
             }
         };

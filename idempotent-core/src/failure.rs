@@ -69,6 +69,8 @@ pub(crate) enum Kind {
     Reject(Box<StoredReply>),
     /// A bug: as retry, but counted as such.
     Stop,
+    /// Nobody but an operator can say how to go on.
+    Park,
     /// A rejection whose reply cannot be stored: a bug, with the reason.
     Unstorable(String),
 }
@@ -173,6 +175,17 @@ impl Failure {
             phase,
             disposition: error.disposition(),
             message: error.to_string(),
+        }
+    }
+
+    /// Waits for an operator at once.
+    pub(crate) fn park(phase: &'static str, message: impl Into<String>) -> Self {
+        let disposition = Disposition(Kind::Park);
+        let message = message.into();
+        Self {
+            phase,
+            disposition,
+            message,
         }
     }
 

@@ -69,6 +69,27 @@ pub trait Flow: Sized + Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), Halt>> + Send;
 }
 
+/// A flow, by name and request alone, so that a phase of another flow can stage it. Generated beside
+/// the flow as `{Flow}Reference`.
+///
+/// ```
+/// # mod doc_flow { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/doc_flow.rs")); }
+/// # use doc_flow::{RideFlow, RideRequest};
+/// use idempotent_core::{StageError, Tx};
+/// # struct RideFlowReference;
+/// # impl idempotent_core::FlowReference for RideFlowReference { type Request = RideRequest; const FLOW: &'static str = "ride"; }
+///
+/// fn order_a_ride_home(tx: &mut Tx<'_>) -> Result<(), StageError> {
+///     tx.stage(RideFlowReference, "home", &RideRequest { amount_cents: 2000 })
+/// }
+/// ```
+pub trait FlowReference {
+    /// What the flow is asked for.
+    type Request: Payload + Sync;
+    /// The flow's name.
+    const FLOW: &'static str;
+}
+
 /// The durable states of one flow: an enum that the macro generates, from `Started` to `Finished`.
 ///
 /// ```

@@ -25,6 +25,7 @@ pub struct Graph {
     points: &'static [Point],
     phases: &'static [Phase],
     on_reject: &'static [OnReject],
+    reconciles: &'static [Reconcile],
 }
 
 /// A recovery point: a durable state of the flow.
@@ -32,6 +33,7 @@ pub struct Graph {
 pub struct Point {
     name: &'static str,
     keeps: &'static [&'static str],
+    former_names: &'static [&'static str],
 }
 
 /// A phase: an async fn that moves the flow from one recovery point to the next.
@@ -42,6 +44,39 @@ pub struct Phase {
     from: &'static str,
     to: &'static [&'static str],
     timeout: Option<Duration>,
+    retries: Option<Retries>,
+    repeatable: Repeatable,
+}
+
+/// How a phase that asks for a retry is repeated before the client is asked to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Retries {
+    /// How often.
+    pub times: u32,
+    /// The longest first pause.
+    pub first: Duration,
+    /// The longest pause of all.
+    pub longest: Duration,
+}
+
+/// Whether an outside call whose outcome is unknown may be made again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Repeatable {
+    /// Always: the outside dedupes by the derived key.
+    Always,
+    /// For so long after the first try: the outside forgets the key after that.
+    Within(Duration),
+    /// Never: the outside does not dedupe.
+    Never,
+}
+
+/// A fn that asks the outside what became of a call that may not be made again.
+#[derive(Debug)]
+pub struct Reconcile {
+    name: &'static str,
+    at: &'static str,
 }
 
 /// What a phase may touch.
@@ -97,7 +132,14 @@ impl Graph {
             points,
             phases,
             on_reject,
+            reconciles: &[],
         }
+    }
+
+    #[doc(hidden)]
+    pub const fn reconciles(mut self, reconciles: &'static [Reconcile]) -> Self {
+        self.reconciles = reconciles;
+        self
     }
 
     /// The flow's name, as stored with each of its keys.
@@ -166,6 +208,12 @@ impl Graph {
                 ));
             }
         }
+        for reconcile in self.reconciles {
+            diagram.push_str(&format!(
+                "    {0} --> {0}: {1} (asks what became of the call)\n",
+                reconcile.at, reconcile.name
+            ));
+        }
         for handler in self.on_reject {
             for at in handler.at {
                 diagram.push_str(&format!(
@@ -178,15 +226,45 @@ impl Graph {
         diagram
     }
 
+    /// The fns that ask the outside what became of a call.
+    pub fn reconcile(&self) -> &'static [Reconcile] {
+        self.reconciles
+    }
+
     pub(crate) fn point(&self, name: &str) -> Option<&'static Point> {
         self.points.iter().find(|point| point.name == name)
+    }
+
+    /// The point that is stored under this name, now or by an older version, and the name itself.
+    pub(crate) fn stored_point(&self, name: &str) -> Option<(&'static Point, &'static str)> {
+        self.points.iter().find_map(|point| {
+            let mut names = std::iter::once(&point.name).chain(point.former_names);
+            names
+                .find(|known| **known == name)
+                .map(|known| (point, *known))
+        })
     }
 }
 
 impl Point {
     #[doc(hidden)]
     pub const fn new(name: &'static str, keeps: &'static [&'static str]) -> Self {
-        Self { name, keeps }
+        Self {
+            name,
+            keeps,
+            former_names: &[],
+        }
+    }
+
+    #[doc(hidden)]
+    pub const fn renamed_from(mut self, former_names: &'static [&'static str]) -> Self {
+        self.former_names = former_names;
+        self
+    }
+
+    /// Names under which older versions stored the point.
+    pub fn former_names(&self) -> &'static [&'static str] {
+        self.former_names
     }
 
     /// The name under which the point is stored.
@@ -215,6 +293,8 @@ impl Phase {
             from,
             to,
             timeout: None,
+            retries: None,
+            repeatable: Repeatable::Always,
         }
     }
 
@@ -232,6 +312,8 @@ impl Phase {
             from,
             to,
             timeout: None,
+            retries: None,
+            repeatable: Repeatable::Always,
         }
     }
 
@@ -246,6 +328,28 @@ impl Phase {
         if let PhaseKind::External { call, .. } = self.kind {
             self.kind = PhaseKind::External { call, eager: true };
         }
+        self
+    }
+
+    #[doc(hidden)]
+    pub const fn retries(mut self, times: u32, first_millis: u64, longest_millis: u64) -> Self {
+        self.retries = Some(Retries {
+            times,
+            first: Duration::from_millis(first_millis),
+            longest: Duration::from_millis(longest_millis),
+        });
+        self
+    }
+
+    #[doc(hidden)]
+    pub const fn at_most_once(mut self) -> Self {
+        self.repeatable = Repeatable::Never;
+        self
+    }
+
+    #[doc(hidden)]
+    pub const fn dedupes_for_millis(mut self, millis: u64) -> Self {
+        self.repeatable = Repeatable::Within(Duration::from_millis(millis));
         self
     }
 
@@ -282,6 +386,16 @@ impl Phase {
         self.timeout
     }
 
+    /// How the phase is repeated before the client is asked to retry; none: not at all.
+    pub fn in_request_retries(&self) -> Option<Retries> {
+        self.retries
+    }
+
+    /// Whether the phase's call may be made again when its outcome is unknown.
+    pub fn repeatable(&self) -> Repeatable {
+        self.repeatable
+    }
+
     /// Whether the phase calls the outside world.
     pub fn is_external(&self) -> bool {
         matches!(self.kind, PhaseKind::External { .. })
@@ -301,6 +415,23 @@ impl OnReject {
 
     /// The recovery points at which it takes care of a rejection.
     pub fn at(&self) -> &'static [&'static str] {
+        self.at
+    }
+}
+
+impl Reconcile {
+    #[doc(hidden)]
+    pub const fn new(name: &'static str, at: &'static str) -> Self {
+        Self { name, at }
+    }
+
+    /// The name of the fn.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The point from which the call is made.
+    pub fn at(&self) -> &'static str {
         self.at
     }
 }

@@ -100,6 +100,42 @@ impl Key {
     }
 }
 
+impl Key {
+    /// What a staged key is fingerprinted by.
+    pub(crate) fn staged(user: &str, path: &str, key: &str) -> Self {
+        Self {
+            user: user.to_owned(),
+            path: path.to_owned(),
+            key: key.to_owned(),
+            method: "POST".to_owned(),
+            query: String::new(),
+        }
+    }
+}
+
+impl KeyInfo {
+    /// The key of a run that a phase stages: computed from what names this run, so that a repeated
+    /// phase, also one that comes after this key was reaped, stages the same.
+    pub(crate) fn staged_key(&self, phase: &str, suffix: &str) -> String {
+        let mut hash = Sha256::new();
+        let parts = [
+            "idempotent-staged-1",
+            &self.user,
+            &self.path,
+            &self.key,
+            phase,
+            suffix,
+        ];
+        for part in parts {
+            hash_part(&mut hash, part.as_bytes());
+        }
+        hash.finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    }
+}
+
 fn check(part: &'static str, text: &str, limit: usize) -> Result<(), KeyError> {
     match text.len() {
         0 => Err(KeyError::Empty { part }),

@@ -23,8 +23,15 @@ use crate::store::{self, Holder, Renewals};
 /// The leases that this process holds.
 #[derive(Debug, Default)]
 pub(crate) struct Keeper {
-    held: Mutex<HashMap<Holder, Held>>,
+    held: Mutex<AllHeld>,
     changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct AllHeld {
+    leases: HashMap<Holder, Held>,
+    /// When the renewing task wakes by itself. None: not before it is told of a lease.
+    wakes_at: Option<Instant>,
 }
 
 struct Held {
@@ -91,8 +98,15 @@ impl Keeper {
             is_resting: false,
             lost,
         };
-        self.held().insert(holder, held);
-        self.changed.notify_one();
+        let renew_at = held.renew_at;
+        let mut all = self.held();
+        // Most leases are as long as the ones before: nothing is due before the task wakes anyway.
+        let wakes_too_late = all.wakes_at.is_none_or(|wakes_at| renew_at < wakes_at);
+        all.leases.insert(holder, held);
+        drop(all);
+        if wakes_too_late {
+            self.changed.notify_one();
+        }
         Kept {
             keeper: Arc::clone(self),
             holder,
@@ -100,42 +114,50 @@ impl Keeper {
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<Holder, Held>> {
+    fn held(&self) -> MutexGuard<'_, AllHeld> {
         // A panic while the map was locked leaves it whole: every change to it is one call.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// When the task must wake; it promises to.
     fn next_renewal(&self) -> Option<Instant> {
-        let held = self.held();
-        let awake = held.values().filter(|held| !held.is_resting);
-        awake.map(|held| held.renew_at).min()
+        let mut all = self.held();
+        let awake = all.leases.values().filter(|held| !held.is_resting);
+        all.wakes_at = awake.map(|held| held.renew_at).min();
+        all.wakes_at
     }
 
     /// The leases to renew now: those that are due, and those that will be before long, so that one
     /// statement serves them all.
     fn due(&self, now: Instant) -> HashMap<Holder, (Uuid, String, Duration)> {
         self.held()
+            .leases
             .iter()
             .filter(|(_, held)| !held.is_resting && held.renew_at <= now + held.lease / 6)
             .map(|(holder, held)| (*holder, (held.id, held.user.clone(), held.lease)))
             .collect()
     }
 
-    fn renewed(&self, holder: Holder, at: Instant) {
-        if let Some(held) = self.held().get_mut(&holder) {
-            held.renew_at = at + held.lease / 3;
-            held.is_resting = false;
-        }
+    /// Whether the task wakes too late for what follows from it.
+    fn renewed(&self, holder: Holder, at: Instant) -> bool {
+        let mut all = self.held();
+        let wakes_at = all.wakes_at;
+        let Some(held) = all.leases.get_mut(&holder) else {
+            return false;
+        };
+        held.renew_at = at + held.lease / 3;
+        held.is_resting = false;
+        wakes_at.is_none_or(|wakes_at| held.renew_at < wakes_at)
     }
 
     fn lost(&self, holder: Holder) {
-        if let Some(held) = self.held().remove(&holder) {
+        if let Some(held) = self.held().leases.remove(&holder) {
             held.lost.send_replace(true);
         }
     }
 
     fn postpone(&self, holder: Holder, now: Instant) {
-        if let Some(held) = self.held().get_mut(&holder) {
+        if let Some(held) = self.held().leases.get_mut(&holder) {
             held.renew_at = now + held.lease / 10;
         }
     }
@@ -148,20 +170,22 @@ impl Kept {
 
     /// The lease was renewed by a write of the attempt itself, sent at `at`.
     pub(crate) fn renewed(&self, at: Instant) {
-        self.keeper.renewed(self.holder, at);
-        self.keeper.changed.notify_one();
+        // Later than it was, as a rule; where it rested, the task may have to wake sooner.
+        if self.keeper.renewed(self.holder, at) {
+            self.keeper.changed.notify_one();
+        }
     }
 
     /// The attempt's transaction has locked the row, and so nobody can take the lease, nor renew it.
     pub(crate) fn rest(&self) {
-        if let Some(held) = self.keeper.held().get_mut(&self.holder) {
+        if let Some(held) = self.keeper.held().leases.get_mut(&self.holder) {
             held.is_resting = true;
         }
     }
 
     /// That transaction came to nothing: the lease is to be renewed at once.
     pub(crate) fn wake(&self) {
-        if let Some(held) = self.keeper.held().get_mut(&self.holder) {
+        if let Some(held) = self.keeper.held().leases.get_mut(&self.holder) {
             held.is_resting = false;
             held.renew_at = held.renew_at.min(Instant::now());
         }
@@ -179,7 +203,7 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        self.keeper.held().remove(&self.holder);
+        self.keeper.held().leases.remove(&self.holder);
     }
 }
 
@@ -247,7 +271,7 @@ fn settle<'a>(
 ) {
     for holder in asked {
         if renewed.contains(holder) {
-            keeper.renewed(*holder, sent);
+            let _ = keeper.renewed(*holder, sent);
         } else {
             keeper.lost(*holder);
         }

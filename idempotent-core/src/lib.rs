@@ -74,14 +74,17 @@ mod state;
 mod store;
 mod workers;
 
+pub use attempt::Reconciled;
 pub use engine::{Answer, Engine, EngineBuilder, FlowOptions, Handle, Running};
 pub use error::{BuildError, InvalidRequest, NotRegistered, RunError};
 pub use failure::{Disposition, PhaseFailure, Rejection};
-pub use flow::{Flow, Payload, RecoveryPoint, UnknownRecoveryPoint};
-pub use graph::{Graph, Isolation, OnReject, Phase, PhaseKind, Point};
+pub use flow::{Flow, FlowReference, Payload, RecoveryPoint, UnknownRecoveryPoint};
+pub use graph::{
+    Graph, Isolation, OnReject, Phase, PhaseKind, Point, Reconcile, Repeatable, Retries,
+};
 pub use idempotent_macros::idempotent_flow;
 pub use key::{DerivedKey, Key, KeyError, KeyInfo};
 pub use migrations::{migrate, migrate_with};
-pub use phase::{External, Tx};
+pub use phase::{External, StageError, Tx};
 pub use reply::{Reply, StoredReply, UnstorableReply};
 pub use workers::{Reaped, Workers, WorkersBuilder};

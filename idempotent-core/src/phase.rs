@@ -10,9 +10,14 @@ use std::time::Duration;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, PgTransactionManager, Postgres};
 use sqlx_core::transaction::TransactionManager;
+use uuid::Uuid;
 
-use crate::key::{DerivedKey, KeyInfo};
-use crate::store::bounded;
+use crate::failure::{Disposition, PhaseFailure};
+use crate::fingerprint::Fingerprint;
+use crate::flow::FlowReference;
+use crate::json::into_storable;
+use crate::key::{DerivedKey, Key, KeyInfo};
+use crate::store::{Staged, bounded};
 
 /// The transaction of an atomic phase. Derefs to the sqlx connection; only the engine begins and
 /// commits it.
@@ -32,16 +37,97 @@ use crate::store::bounded;
 ///     Ok(())
 /// }
 /// ```
-#[derive(Debug)]
+#[expect(
+    missing_debug_implementations,
+    reason = "it holds staged requests, which stay out of logs"
+)]
 pub struct Tx<'a> {
     connection: &'a mut PgConnection,
     key: Arc<KeyInfo>,
+    phase: &'static str,
+    staged: &'a mut Vec<Staged>,
 }
 
 impl Tx<'_> {
     /// The key that the phase works for.
     pub fn key(&self) -> &KeyInfo {
         &self.key
+    }
+
+    /// Stages a run of another flow: its key is inserted in this transaction, so it exists if and
+    /// only if this phase commits, and the completer then runs it. The outbox, without a table of
+    /// its own, and without a round trip.
+    ///
+    /// The staged key is named by this key, this phase and `suffix`: a phase that is repeated stages
+    /// once. Different runs staged by one phase need different suffixes.
+    ///
+    /// # Errors
+    ///
+    /// When the request cannot be stored, or the suffix was used before in this phase: a bug.
+    pub fn stage<R: FlowReference>(
+        &mut self,
+        _flow: R,
+        suffix: &str,
+        request: &R::Request,
+    ) -> Result<(), StageError> {
+        let request = serde_json::to_value(request).map_err(|error| error.to_string());
+        let request =
+            request.and_then(|request| into_storable(request).map_err(|error| error.to_string()));
+        let request = request.map_err(|reason| StageError::Unstorable {
+            flow: R::FLOW,
+            reason,
+        })?;
+        let key = self.key.staged_key(self.phase, suffix);
+        let path = format!("flow:{}", R::FLOW);
+        if self
+            .staged
+            .iter()
+            .any(|other| other.path == path && other.key == key)
+        {
+            let suffix = suffix.to_owned();
+            return Err(StageError::Twice {
+                flow: R::FLOW,
+                suffix,
+            });
+        }
+        let named = Key::staged(&self.key.user, &path, &key);
+        self.staged.push(Staged {
+            id: Uuid::now_v7(),
+            fingerprint: Fingerprint::new(&named, &request),
+            path,
+            key,
+            flow: R::FLOW,
+            request,
+        });
+        Ok(())
+    }
+}
+
+/// Why a flow cannot be staged. A bug of the staging phase.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StageError {
+    /// The request cannot be stored.
+    #[error("flow `{flow}` cannot be staged: its request cannot be stored: {reason}")]
+    Unstorable {
+        /// The staged flow.
+        flow: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// Two runs would have one key.
+    #[error("flow `{flow}` was staged twice with the suffix {suffix:?}; each run needs its own")]
+    Twice {
+        /// The staged flow.
+        flow: &'static str,
+        /// The suffix.
+        suffix: String,
+    },
+}
+
+impl PhaseFailure for StageError {
+    fn disposition(&self) -> Disposition {
+        Disposition::stop()
     }
 }
 
@@ -95,18 +181,24 @@ impl<'a> External<'a> {
 }
 
 /// A transaction that the engine has begun for a phase. Dropped unfinished, it is rolled back.
-#[derive(Debug)]
 #[doc(hidden)]
+#[expect(
+    missing_debug_implementations,
+    reason = "it holds staged requests, which stay out of logs"
+)]
 pub struct OpenTx {
     /// None only once `commit` or `roll_back`, which consume self, have taken it.
     connection: Option<PoolConnection<Postgres>>,
     key: Arc<KeyInfo>,
+    phase: &'static str,
+    staged: Vec<Staged>,
 }
 
 impl OpenTx {
     pub(crate) async fn begin(
         mut connection: PoolConnection<Postgres>,
         key: Arc<KeyInfo>,
+        phase: &'static str,
         begin: impl sqlx::SqlSafeStr,
         within: Duration,
     ) -> Result<Self, sqlx::Error> {
@@ -118,16 +210,29 @@ impl OpenTx {
         Ok(Self {
             connection: Some(connection),
             key,
+            phase,
+            staged: Vec::new(),
         })
     }
 
     /// Lends the transaction to the phase.
+    #[expect(
+        clippy::expect_used,
+        reason = "the connection is taken only by fns that consume self"
+    )]
     pub fn lend(&mut self) -> Tx<'_> {
-        let key = Arc::clone(&self.key);
+        let connection = self.connection.as_mut();
         Tx {
-            connection: self.connection(),
-            key,
+            connection: connection.expect("the connection is there until the transaction ends"),
+            key: Arc::clone(&self.key),
+            phase: self.phase,
+            staged: &mut self.staged,
         }
+    }
+
+    /// What the phase has staged.
+    pub(crate) fn take_staged(&mut self) -> Vec<Staged> {
+        std::mem::take(&mut self.staged)
     }
 
     #[expect(

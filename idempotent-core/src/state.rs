@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::flow::Payload;
+use crate::graph::Graph;
 use crate::json::into_storable;
 
 /// The stored values of one flow, by the name of the point at which each was reached.
@@ -57,9 +58,19 @@ impl State {
         Ok(Self(kept))
     }
 
-    pub(crate) fn from_stored(stored: Value) -> Result<Self, Undecodable> {
+    /// The stored values, under the names that their points have today.
+    pub(crate) fn from_stored(graph: &Graph, stored: Value) -> Result<Self, Undecodable> {
         match stored {
-            Value::Object(values) => Ok(Self(values)),
+            Value::Object(values) => {
+                let today = values.into_iter().map(|(name, value)| {
+                    let point = graph.stored_point(&name);
+                    (
+                        point.map_or(name, |(point, _)| point.name().to_owned()),
+                        value,
+                    )
+                });
+                Ok(Self(today.collect()))
+            }
             _ => Err(Undecodable {
                 point: "*".to_owned(),
                 reason: "the stored state is not an object".to_owned(),

@@ -24,11 +24,11 @@ use uuid::Uuid;
 use crate::graph::Isolation;
 
 pub(crate) use claim::{
-    Fresh, Known, Read, Taken, claim_or_read, read_by_id, take_over, take_over_from_myself,
+    Fresh, Intent, Known, Read, Taken, claim_or_read, read_by_id, take_over, take_over_from_myself,
 };
 pub(crate) use progress::{
-    Advance, Limits, Parting, Position, Renewals, begin, checkpoint, finish, is_own_transaction,
-    lock, release, renew,
+    Advance, Limits, Parting, Position, Renewals, Staged, Within, announce, begin, checkpoint,
+    finish, is_own_transaction, lock, release, renew,
 };
 pub(crate) use workers::{Expired, Found, count_expired, list_due, reap};
 

@@ -68,6 +68,10 @@ pub struct ServeArgs {
     /// How long an attempt may run without renewing its lease (500ms, 15s, 2m).
     #[arg(long, value_parser = parse_duration)]
     pub lease: Option<Duration>,
+    /// How long requests that are running may take to end after Ctrl-C or SIGTERM. What does not is
+    /// handed on, and goes on in another process or after the next start.
+    #[arg(long, default_value = "5s", value_parser = parse_duration)]
+    pub shutdown_grace: Duration,
     /// Charge through this gateway instead of a private one.
     #[arg(long, env = "GATEWAY_URL", value_name = "URL")]
     pub gateway_url: Option<String>,

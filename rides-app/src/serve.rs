@@ -22,8 +22,8 @@ use crate::users;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// How long a stopping server waits for requests that are being answered.
-const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
+/// How long the last answers have to get out.
+const LAST_ANSWERS: Duration = Duration::from_millis(100);
 
 /// How long one call to the gateway may take; the phase's own timeout is a little longer.
 const GATEWAY_TIMEOUT: Duration = Duration::from_secs(8);
@@ -121,22 +121,28 @@ async fn serve_from(database: &Database, args: &ServeArgs) -> Result<(), Failure
     let server = axum::serve(listener, router(app))
         .with_graceful_shutdown(told(stopping))
         .into_future();
+    let grace = args.shutdown_grace;
     let interrupted = async {
         interrupt().await;
-        say("stopping: requests that are being answered are finished first");
+        say(format_args!(
+            "stopping: what runs may end within {grace:?}; the rest is handed on"
+        ));
         stop.send_replace(true);
+        // Nothing new is taken up while what runs comes to its end. A second signal ends the wait.
+        let handing_on = async {
+            tokio::join!(workers.stop(), engine.shutdown(grace));
+        };
         tokio::select! {
-            () = tokio::time::sleep(SHUTDOWN_GRACE) => say("stopping with requests still open; they go on when retried"),
+            () = handing_on => {}
             () = interrupt() => {}
         }
+        // The answers to what was handed on are still on their way out.
+        tokio::time::sleep(LAST_ANSWERS).await;
     };
     tokio::select! {
-        served = server => served?,
-        () = interrupted => {}
+        served = async { tokio::join!(server, interrupted).0 } => served?,
+        () = overdue(stop.subscribe(), grace) => say("stopping with connections still open"),
     }
-    stop.send_replace(true);
-    // A flow that does not come to an end must not keep the program from ending.
-    let _ = tokio::time::timeout(Duration::from_secs(5), workers.stop()).await;
     if let Some(gateway) = private_gateway {
         gateway.await??;
     }
@@ -178,6 +184,13 @@ Other cards: \"paymentSource\": \"tok_chargeDeclined\", \"tok_gatewayError\", \"
             "The gateway's ledger: curl -s {gateway_url}/v1/charges -H 'Authorization: Bearer {DEMO_GATEWAY_KEY}'"
         ));
     }
+}
+
+/// A client that does not read its answer, or does not end its request, must not keep the program
+/// from ending.
+async fn overdue(stopping: watch::Receiver<bool>, grace: Duration) {
+    told(stopping).await;
+    tokio::time::sleep(grace + Duration::from_secs(8)).await;
 }
 
 async fn told(mut stopping: watch::Receiver<bool>) {

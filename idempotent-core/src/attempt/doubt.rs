@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::phase::OpenTx;
 use crate::reply::StoredReply;
 use crate::state::State;
-use crate::store::{self, Advance, Holder, Taken, bounded};
+use crate::store::{self, Advance, Holder, Taken, Within, bounded};
 
 /// Between two tries of something that the connection or a lock was in the way of.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
@@ -33,9 +33,19 @@ enum Resolved {
 }
 
 /// A write that is a transaction of its own.
-enum Alone {
+pub(super) enum Alone {
     Carried,
     Finish(Arc<StoredReply>),
+    /// Of a call that may not be repeated at will.
+    Announcement(&'static str),
+}
+
+/// How such a write ended, when it did not fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WriteEnd {
+    Written,
+    /// The attempt found itself at another point, or the flow finished.
+    Elsewhere,
 }
 
 impl Attempt {
@@ -87,17 +97,17 @@ impl Attempt {
 
     /// Stores the result of an external phase by itself.
     pub(super) async fn store_carried(&mut self) -> Result<(), Halt> {
-        self.write_alone(Alone::Carried).await
+        self.write_alone(Alone::Carried).await.map(|_| ())
     }
 
     /// Finishes the flow by itself.
     pub(super) async fn finish_alone(&mut self, reply: Arc<StoredReply>) -> Result<(), Halt> {
-        self.write_alone(Alone::Finish(reply)).await
+        self.write_alone(Alone::Finish(reply)).await.map(|_| ())
     }
 
     /// Repeats the write, not the call before it, until it is known to have happened or to be
     /// refused.
-    async fn write_alone(&mut self, write: Alone) -> Result<(), Halt> {
+    pub(super) async fn write_alone(&mut self, write: Alone) -> Result<WriteEnd, Halt> {
         let target = self.point;
         let mut tries = 0;
         loop {
@@ -105,7 +115,9 @@ impl Attempt {
             let error = match self.try_alone(&write).await {
                 Ok(true) => {
                     match write {
+                        Alone::Announcement(_) => {}
                         Alone::Carried => {
+                            self.intent = None;
                             self.stored_point = target;
                             self.kept.renewed(sent);
                             let connection = self.connection.take();
@@ -116,7 +128,7 @@ impl Attempt {
                             self.finished = Some(Finished { reply, by_another });
                         }
                     }
-                    return Ok(());
+                    return Ok(WriteEnd::Written);
                 }
                 Ok(false) => return Err(Halt::lost()),
                 Err(error) => error,
@@ -131,7 +143,7 @@ impl Attempt {
                 tracing::info!(%error, "a write is in doubt; finding out what became of it");
                 match self.resolve().await? {
                     Resolved::Unmoved => {}
-                    Resolved::Moved | Resolved::Finished => return Ok(()),
+                    Resolved::Moved | Resolved::Finished => return Ok(WriteEnd::Elsewhere),
                 }
             }
             tokio::time::sleep(backoff(tries.min(CONFLICTS))).await;
@@ -152,10 +164,16 @@ impl Attempt {
                         state: &stored,
                     };
                     let position = self.position();
-                    store::checkpoint(&mut connection, position, advance, self.lease, true).await
+                    let lease = self.lease;
+                    store::checkpoint(&mut connection, position, advance, lease, Within::Itself)
+                        .await
                 }
                 Alone::Finish(reply) => {
-                    store::finish(&mut connection, self.position(), reply, self.lease, true).await
+                    let (position, lease) = (self.position(), self.lease);
+                    store::finish(&mut connection, position, reply, lease, Within::Itself).await
+                }
+                Alone::Announcement(call) => {
+                    store::announce(&mut connection, self.position(), call, self.lease).await
                 }
             }
         };
@@ -225,6 +243,7 @@ impl Attempt {
                 fence: known.fence,
                 attempts: known.attempts,
                 created_at: known.created_at,
+                intent: known.intent,
             };
             return Ok(self.adopt(next, taken, granted, connection));
         }
@@ -258,11 +277,12 @@ impl Attempt {
             self.keep_for_next_phase(Some(connection));
             return Ok(Resolved::Unmoved);
         }
-        let point = self.graph.point(&taken.recovery_point);
-        match (point, State::from_stored(taken.state)) {
-            (Some(point), Ok(state)) => {
+        self.intent = taken.intent;
+        let point = self.graph.stored_point(&taken.recovery_point);
+        match (point, State::from_stored(self.graph, taken.state)) {
+            (Some((point, stored)), Ok(state)) => {
                 self.point = point.name();
-                self.stored_point = point.name();
+                self.stored_point = stored;
                 self.state = state;
                 self.keep_for_next_phase(Some(connection));
                 Ok(Resolved::Moved)

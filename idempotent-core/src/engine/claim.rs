@@ -18,7 +18,9 @@ use crate::json::into_storable;
 use crate::key::KeyInfo;
 use crate::reply::StoredReply;
 use crate::state::State;
-use crate::store::{self, Advance, Fresh, Holder, Known, Parting, Position, Read, Taken, bounded};
+use crate::store::{
+    self, Advance, Fresh, Holder, Intent, Known, Parting, Position, Read, Taken, bounded,
+};
 
 /// What a claim came to, where it did not fail.
 pub(super) enum Claim {
@@ -116,8 +118,10 @@ impl<F: Flow> Handle<F> {
                     fence: 1,
                     attempts: 1,
                     created_at,
+                    stored_point: "started",
                     point: started.map_or("started", |point| point.name()),
                     state: State::default(),
+                    intent: None,
                 })));
             }
             Some(Read::Known(known)) => known,
@@ -131,6 +135,7 @@ impl<F: Flow> Handle<F> {
                     fence: known.fence,
                     attempts: known.attempts,
                     created_at: known.created_at,
+                    intent: known.intent,
                 };
                 let lease = Lease::of::<F>(known.id, taken)?;
                 Ok(Some(Granted::Lease(lease)))
@@ -240,9 +245,11 @@ impl<F: Flow> Handle<F> {
             holder,
             lease: self.settings.lease,
             granted,
-            default_isolation: self.inner.default_isolation,
+            surroundings: self.inner.surroundings(),
+            stored_point: lease.stored_point,
             point: lease.point,
             state: lease.state,
+            intent: lease.intent,
             connection,
         })
     }
@@ -259,20 +266,24 @@ pub(super) struct Lease {
     fence: i64,
     attempts: i32,
     created_at: SystemTime,
+    stored_point: &'static str,
     point: &'static str,
     state: State,
+    intent: Option<Intent>,
 }
 
 impl Lease {
     fn of<F: Flow>(id: Uuid, taken: Taken) -> Result<Self, RunError> {
-        let (point, state) = understand::<F>(&taken.recovery_point, Some(taken.state))?;
+        let stored = understand::<F>(&taken.recovery_point, Some(taken.state))?;
         Ok(Self {
             id,
             fence: taken.fence,
             attempts: taken.attempts,
             created_at: taken.created_at,
-            point,
-            state,
+            stored_point: stored.name,
+            point: stored.point,
+            state: stored.state,
+            intent: taken.intent,
         })
     }
 }
@@ -320,17 +331,28 @@ fn is_same_request<F: Flow>(prepared: &Prepared<F::Request>, known: &Known) -> b
     body.is_some_and(|body| Fingerprint::new(&prepared.key, &body) == prepared.fingerprint)
 }
 
-/// The stored point and values in this version's terms.
+/// A stored point and its values, in this version's terms.
+pub(super) struct Understood {
+    /// The point's name as it is stored: that of an older version, where it was renamed.
+    name: &'static str,
+    point: &'static str,
+    state: State,
+}
+
+/// Reads a stored point and its values as this version does.
 pub(super) fn understand<F: Flow>(
-    point: &str,
+    name: &str,
     state: Option<serde_json::Value>,
-) -> Result<(&'static str, State), RunError> {
+) -> Result<Understood, RunError> {
     let not_understood = |reason: String| RunError::NotUnderstood { reason };
-    let point: F::RecoveryPoint = point
+    let stored = F::GRAPH.stored_point(name);
+    let (today, name) = stored.map_or((name, "unknown"), |(point, name)| (point.name(), name));
+    let point: F::RecoveryPoint = today
         .parse()
         .map_err(|error: crate::UnknownRecoveryPoint| not_understood(error.to_string()))?;
-    let state = State::from_stored(state.unwrap_or_default())
+    let state = State::from_stored(F::GRAPH, state.unwrap_or_default())
         .map_err(|error| not_understood(error.to_string()))?;
     F::check(point, &state).map_err(|error| not_understood(error.to_string()))?;
-    Ok((point.name(), state))
+    let point = point.name();
+    Ok(Understood { name, point, state })
 }

@@ -98,7 +98,7 @@ impl<F: Flow> Handle<F> {
     }
 
     async fn drive(&self, attempt: &mut Attempt, request: &F::Request) -> Result<Answer, Halt> {
-        let mut repeated = 0;
+        let (mut repeated, mut tried) = (0, 0);
         // With the point at which it was made: anywhere else it says nothing.
         let mut rejection: Option<(&'static str, Rejection)> = None;
         loop {
@@ -125,7 +125,7 @@ impl<F: Flow> Handle<F> {
             let failure = match stepped {
                 Ok(Ok(())) => {
                     if attempt.point() != at {
-                        repeated = 0;
+                        (repeated, tried) = (0, 0);
                     }
                     continue;
                 }
@@ -134,6 +134,14 @@ impl<F: Flow> Handle<F> {
                 // A panic in a phase is a failure of that phase, not of the task.
                 Err(panic) => return Err(stop(panic)),
             };
+            if let Kind::Retry { after } = failure.disposition.0
+                && let Some(pause) = pause_before_retry(F::GRAPH, at, tried, after)
+            {
+                tracing::debug!(phase, tried, reason = failure.message, "trying it again");
+                attempt.pause(pause).await?;
+                tried += 1;
+                continue;
+            }
             match failure.disposition.0 {
                 Kind::Again(_) if repeated < CONFLICTS => {
                     tracing::debug!(
@@ -178,6 +186,12 @@ impl<F: Flow> Handle<F> {
                 );
                 return Ended::Failed(RunError::Unavailable { reason });
             }
+            Why::Closing => {
+                tracing::info!("the process is going away; the flow is handed on");
+                let parting = Parting::without_failure(&self.settings.limits);
+                attempt.release(parting).await;
+                return Ended::Failed(RunError::ShuttingDown);
+            }
             Why::Failed(failure) => failure,
         };
         let Failure {
@@ -193,6 +207,7 @@ impl<F: Flow> Handle<F> {
         let (class, not_before) = match kind {
             Kind::Retry { after } => ("retry", after.unwrap_or_default()),
             Kind::Wait { after } => ("wait", after),
+            Kind::Park => ("park", Duration::ZERO),
             Kind::Again(_) | Kind::Reject(_) | Kind::Stop | Kind::Unstorable(_) => {
                 ("stop", Duration::ZERO)
             }
@@ -236,6 +251,23 @@ impl<F: Flow> Handle<F> {
             }
         })
     }
+}
+
+/// How long to wait before a phase that asks for a retry is run again within the request; none where
+/// the client is to be asked instead. Full jitter, but never before the outside wants it.
+fn pause_before_retry(
+    graph: &Graph,
+    point: &str,
+    tried: u32,
+    after: Option<Duration>,
+) -> Option<Duration> {
+    let retries = graph.phase_from(point)?.in_request_retries()?;
+    let asked = after.unwrap_or_default();
+    if tried >= retries.times || asked > retries.longest {
+        return None;
+    }
+    let ceiling = retries.first.saturating_mul(1 << tried.min(16));
+    Some(ceiling.min(retries.longest).mul_f64(random()).max(asked))
 }
 
 /// A `?` must not end a flow with the money taken.

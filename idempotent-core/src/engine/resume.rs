@@ -63,6 +63,7 @@ impl<F: Flow> Handle<F> {
         // So that a client's own retry joins this run; and a run of this process is never taken from
         // under it, even when its lease has run out.
         let name = (found.user.as_str(), found.path.as_str(), found.key.as_str());
+        let _run = self.inner.closing.enter_anyway();
         let Some(lead) = self.inner.shared.lead(F::GRAPH.flow(), name, &fingerprint) else {
             return Completion::Taken;
         };

@@ -21,16 +21,24 @@ macro_rules! lease_over {
 
 pub(super) use lease_over;
 
+/// The call that is about to be made, or was, by whoever had the lease: its name and its age.
+macro_rules! intent_columns {
+    () => {
+        "intent->>'call', extract(epoch FROM statement_timestamp() - (intent->>'at')::timestamptz)::float8"
+    };
+}
+
 /// The columns of a known key, in the order in which `known` reads them.
 macro_rules! known_columns {
     () => {
         concat!(
-            "id, fence, attempts, (extract(epoch FROM created_at) * 1000000)::bigint, flow, request_hash, ",
+            "id, fence, attempts, created_at, flow, request_hash, ",
             "CASE WHEN request_hash <> $1 THEN request END, recovery_point, ",
             "CASE WHEN finished_at IS NULL THEN state END, holder, ",
             "holder IS NOT NULL AND NOT ", lease_over!(), ", ",
             "(extract(epoch FROM lease_expires_at - statement_timestamp()) * 1000)::bigint, ",
-            "finished_at IS NOT NULL, stuck_at IS NOT NULL, response_status, response_headers, response_body"
+            "finished_at IS NOT NULL, stuck_at IS NOT NULL, response_status, response_headers, response_body, ",
+            intent_columns!()
         )
     };
 }
@@ -77,6 +85,15 @@ pub(crate) struct Known {
     pub(crate) is_finished: bool,
     pub(crate) is_stuck: bool,
     pub(crate) response: Option<(i16, Value, Vec<u8>)>,
+    pub(crate) intent: Option<Intent>,
+}
+
+/// An outside call that was announced, and whose outcome was not stored.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Intent {
+    pub(crate) call: String,
+    /// Since the first try, by the database's clock.
+    pub(crate) age: Duration,
 }
 
 /// A key whose lease was just granted: everything the run needs.
@@ -86,6 +103,35 @@ pub(crate) struct Taken {
     pub(crate) fence: i64,
     pub(crate) attempts: i32,
     pub(crate) created_at: SystemTime,
+    pub(crate) intent: Option<Intent>,
+}
+
+/// The settings are made before the row is inserted, and only then: they name no column, and come
+/// after the condition that it is not known.
+macro_rules! claim_or_read {
+    ($asynchronous:literal) => {
+        concat!(
+            "WITH known AS MATERIALIZED (
+                SELECT ",
+            known_columns!(),
+            " FROM idempotency_keys WHERE user_id = $3 AND path = $4 AND key = $5),
+            fresh AS (
+                INSERT INTO idempotency_keys (request_hash, id, user_id, path, key, flow, request, recovery_point, state,
+                                              holder, fence, lease_expires_at, attempts, created_at)
+                SELECT $1, $2, $3, $4, $5, $6, $7, 'started', '{}',
+                       $8, 1, statement_timestamp() + make_interval(secs => $9), 1, statement_timestamp()
+                WHERE NOT EXISTS (SELECT 1 FROM known)
+                  AND set_config('lock_timeout', $10, true) IS NOT NULL ",
+            $asynchronous,
+            " ON CONFLICT DO NOTHING
+                RETURNING id, created_at)
+            SELECT true, id, 1::bigint, 1, created_at, NULL, NULL, NULL, NULL, NULL,
+                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+            FROM fresh
+            UNION ALL
+            SELECT false, known.* FROM known"
+        )
+    };
 }
 
 /// Claims a fresh key or reads a known one, in one round trip.
@@ -98,51 +144,34 @@ pub(crate) async fn claim_or_read(
     connection: &mut PgConnection,
     fresh: &Fresh<'_>,
 ) -> Result<Option<Read>, sqlx::Error> {
-    let rows = sqlx::query(concat!(
-        "WITH fresh AS (
-            INSERT INTO idempotency_keys (request_hash, id, user_id, path, key, flow, request, recovery_point, state,
-                                          holder, fence, lease_expires_at, attempts, created_at)
-            SELECT $1, $2, $3, $4, $5, $6, $7, 'started', '{}',
-                   $8, 1, statement_timestamp() + make_interval(secs => $9), 1, statement_timestamp()
-            FROM set_config('lock_timeout', $10, true) AS lock_timeout,
-                 set_config('synchronous_commit', coalesce($11, current_setting('synchronous_commit')), true) AS synchronous_commit
-            WHERE NOT EXISTS (SELECT 1 FROM idempotency_keys WHERE user_id = $3 AND path = $4 AND key = $5)
-            ON CONFLICT DO NOTHING
-            RETURNING id, created_at)
-        SELECT true, id, 1::bigint, 1, (extract(epoch FROM created_at) * 1000000)::bigint, NULL, NULL, NULL, NULL, NULL,
-               NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-        FROM fresh
-        UNION ALL
-        SELECT false, ",
-        known_columns!(),
-        " FROM idempotency_keys WHERE user_id = $3 AND path = $4 AND key = $5"
-    ))
-    .bind(fresh.fingerprint.as_bytes())
-    .bind(fresh.id)
-    .bind(&fresh.key.user)
-    .bind(&fresh.key.path)
-    .bind(&fresh.key.key)
-    .bind(fresh.flow)
-    .bind(fresh.request)
-    .bind(fresh.holder.0)
-    .bind(fresh.lease.as_secs_f64())
-    .bind(lock_timeout(fresh.lease))
-    .bind((!fresh.durable).then_some("off"))
-    // All rows: only then has the server said that the claim is committed.
-    .fetch_all(connection)
-    .await?;
+    let sql = if fresh.durable {
+        claim_or_read!("")
+    } else {
+        claim_or_read!("AND set_config('synchronous_commit', 'off', true) IS NOT NULL")
+    };
+    let rows = sqlx::query(sql)
+        .bind(fresh.fingerprint.as_bytes())
+        .bind(fresh.id)
+        .bind(&fresh.key.user)
+        .bind(&fresh.key.path)
+        .bind(&fresh.key.key)
+        .bind(fresh.flow)
+        .bind(fresh.request)
+        .bind(fresh.holder.0)
+        .bind(fresh.lease.as_secs_f64())
+        .bind(lock_timeout(fresh.lease))
+        // All rows: only then has the server said that the claim is committed.
+        .fetch_all(connection)
+        .await?;
 
-    // If both come, the key is fresh: the other row is one that a reaper was just deleting.
-    let mut read = None;
-    for row in &rows {
-        if row.try_get(0)? {
-            return Ok(Some(Read::Claimed {
-                created_at: micros(row.try_get(4)?),
-            }));
-        }
-        read = Some(Read::Known(Box::new(known(row, 1)?)));
+    let Some(row) = rows.first() else {
+        return Ok(None);
+    };
+    if row.try_get(0)? {
+        let created_at = timestamp(row, 4)?;
+        return Ok(Some(Read::Claimed { created_at }));
     }
-    Ok(read)
+    Ok(Some(Read::Known(Box::new(known(row, 1)?))))
 }
 
 /// Where a key stands. For one whose owner lost track: never to decide whether a commit happened,
@@ -182,8 +211,11 @@ pub(crate) async fn take_over(
              lease_expires_at = statement_timestamp() + make_interval(secs => $4)
          FROM set_config('lock_timeout', $5, true)
          WHERE id = $1 AND user_id = $2 AND finished_at IS NULL AND stuck_at IS NULL
-           AND (holder IS NULL OR ", lease_over!(), ")
-         RETURNING recovery_point, state, fence, attempts, (extract(epoch FROM created_at) * 1000000)::bigint"
+           AND (holder IS NULL OR ",
+        lease_over!(),
+        ")
+         RETURNING recovery_point, state, fence, attempts, created_at, ",
+        intent_columns!()
     ))
     .bind(id)
     .bind(user)
@@ -206,13 +238,14 @@ pub(crate) async fn take_over_from_myself(
     next: Holder,
     lease: Duration,
 ) -> Result<Option<Taken>, sqlx::Error> {
-    let rows = sqlx::query(
+    let rows = sqlx::query(concat!(
         "UPDATE idempotency_keys
          SET holder = $4, fence = fence + 1, lease_expires_at = statement_timestamp() + make_interval(secs => $5)
          FROM set_config('lock_timeout', $6, true)
          WHERE id = $1 AND user_id = $2 AND holder = $3
-         RETURNING recovery_point, state, fence, attempts, (extract(epoch FROM created_at) * 1000000)::bigint",
-    )
+         RETURNING recovery_point, state, fence, attempts, created_at, ",
+        intent_columns!()
+    ))
     .bind(id)
     .bind(user)
     .bind(mine.0)
@@ -230,8 +263,18 @@ fn taken(row: &PgRow) -> Result<Taken, sqlx::Error> {
         state: row.try_get(1)?,
         fence: row.try_get(2)?,
         attempts: row.try_get(3)?,
-        created_at: micros(row.try_get(4)?),
+        created_at: timestamp(row, 4)?,
+        intent: intent(row, 5)?,
     })
+}
+
+fn intent(row: &PgRow, first: usize) -> Result<Option<Intent>, sqlx::Error> {
+    let Some(call) = row.try_get(first)? else {
+        return Ok(None);
+    };
+    let age: Option<f64> = row.try_get(first + 1)?;
+    let age = Duration::try_from_secs_f64(age.unwrap_or_default()).unwrap_or_default();
+    Ok(Some(Intent { call, age }))
 }
 
 fn known(row: &PgRow, first: usize) -> Result<Known, sqlx::Error> {
@@ -244,7 +287,7 @@ fn known(row: &PgRow, first: usize) -> Result<Known, sqlx::Error> {
         id: row.try_get(first)?,
         fence: row.try_get(first + 1)?,
         attempts: row.try_get(first + 2)?,
-        created_at: micros(row.try_get(first + 3)?),
+        created_at: timestamp(row, first + 3)?,
         flow: row.try_get(first + 4)?,
         request_hash: row.try_get(first + 5)?,
         other_request: row.try_get(first + 6)?,
@@ -257,9 +300,15 @@ fn known(row: &PgRow, first: usize) -> Result<Known, sqlx::Error> {
         is_finished: row.try_get(first + 12)?,
         is_stuck: row.try_get(first + 13)?,
         response,
+        intent: intent(row, first + 17)?,
     })
 }
 
-fn micros(since_epoch: i64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_micros(u64::try_from(since_epoch).unwrap_or(0))
+/// A `timestamptz` as PostgreSQL sends it: microseconds since the beginning of 2000. Read as the
+/// number it is, so that neither side computes and no crate for dates is needed.
+fn timestamp(row: &PgRow, column: usize) -> Result<SystemTime, sqlx::Error> {
+    const BEGINNING_OF_2000: Duration = Duration::from_secs(946_684_800);
+    let micros: i64 = row.try_get_unchecked(column)?;
+    let micros = Duration::from_micros(u64::try_from(micros).unwrap_or(0));
+    Ok(SystemTime::UNIX_EPOCH + BEGINNING_OF_2000 + micros)
 }

@@ -12,6 +12,7 @@ use sqlx::{Row, SqlSafeStr};
 use uuid::Uuid;
 
 use super::{Holder, lock_timeout};
+use crate::fingerprint::Fingerprint;
 use crate::graph::Isolation;
 use crate::reply::StoredReply;
 
@@ -58,8 +59,70 @@ pub(crate) fn begin(
     ))
 }
 
-/// Moves the flow to its next point, in the transaction that `begin` began, or in one of its own
-/// where `alone`. The lease is renewed on the way: progress was made.
+/// An update of an attempt's row in its phase's transaction, where `begin` has set the lock timeout,
+/// and which must still be the transaction that `begin` began.
+macro_rules! in_phase {
+    ($update:expr) => {
+        concat!(
+            $update,
+            " WHERE id = $1 AND user_id = $2 AND holder = $3 AND recovery_point = $4
+                AND current_setting('idempotent.holder', true) = $3::text"
+        )
+    };
+}
+
+/// The same, as a transaction of its own.
+macro_rules! alone {
+    ($update:expr) => {
+        concat!(
+            $update,
+            " FROM set_config('lock_timeout', $8, true)
+              WHERE id = $1 AND user_id = $2 AND holder = $3 AND recovery_point = $4"
+        )
+    };
+}
+
+/// Makes of an update of a key the statement that also inserts the keys that its phase staged: they
+/// exist if and only if the update moved the row, and cost no round trip. A staged key that is there
+/// already is kept as it is.
+macro_rules! with_staged {
+    ($update:expr) => {
+        concat!(
+            "WITH moved AS (",
+            $update,
+            " RETURNING id, user_id),
+             staged AS (
+                INSERT INTO idempotency_keys (id, user_id, path, key, flow, request_hash, request,
+                                              recovery_point, state, fence, attempts, parent_id, created_at)
+                SELECT child.id, moved.user_id, child.path, child.key, child.flow, child.request_hash, child.request,
+                       'started', '{}', 0, 0, moved.id, statement_timestamp()
+                FROM moved, unnest($8::uuid[], $9::text[], $10::text[], $11::text[], $12::bytea[], $13::jsonb[])
+                         AS child (id, path, key, flow, request_hash, request)
+                ON CONFLICT DO NOTHING
+                RETURNING 1)
+             SELECT (SELECT count(*) FROM moved), (SELECT count(*) FROM staged)"
+        )
+    };
+}
+
+/// Where a write of an attempt is made.
+#[derive(Clone, Copy)]
+pub(crate) enum Within<'a> {
+    /// In the transaction of a phase, which staged these.
+    Phase(&'a [Staged]),
+    /// In a transaction of its own.
+    Itself,
+}
+
+macro_rules! checkpoint {
+    () => {
+        "UPDATE idempotency_keys
+         SET recovery_point = $5, state = $6, attempts = 0, last_error = NULL, intent = NULL,
+             lease_expires_at = statement_timestamp() + make_interval(secs => $7)"
+    };
+}
+
+/// Moves the flow to its next point. The lease is renewed on the way: progress was made.
 ///
 /// False: the lease is lost, the phase was done before, or the phase ended the transaction itself.
 pub(crate) async fn checkpoint(
@@ -67,59 +130,143 @@ pub(crate) async fn checkpoint(
     position: Position<'_>,
     advance: Advance<'_>,
     lease: Duration,
-    alone: bool,
+    within: Within<'_>,
 ) -> Result<bool, sqlx::Error> {
-    let moved = sqlx::query(
-        "UPDATE idempotency_keys
-         SET recovery_point = $5, state = $6, attempts = 0, last_error = NULL,
-             lease_expires_at = statement_timestamp() + make_interval(secs => $7)
-         FROM set_config('lock_timeout', $8, true)
-         WHERE id = $1 AND user_id = $2 AND holder = $3 AND recovery_point = $4
-           AND ($9 OR current_setting('idempotent.holder', true) = $3::text)",
-    )
-    .bind(position.id)
-    .bind(position.user)
-    .bind(position.holder.0)
-    .bind(position.stored_point)
-    .bind(advance.point)
-    .bind(advance.state)
-    .bind(lease.as_secs_f64())
-    .bind(lock_timeout(lease))
-    .bind(alone)
-    .execute(connection)
-    .await?;
-    Ok(moved.rows_affected() == 1)
+    let sql = match within {
+        Within::Itself => alone!(checkpoint!()),
+        Within::Phase([]) => in_phase!(checkpoint!()),
+        Within::Phase(_) => with_staged!(in_phase!(checkpoint!())),
+    };
+    let update = sqlx::query(sql)
+        .bind(position.id)
+        .bind(position.user)
+        .bind(position.holder.0)
+        .bind(position.stored_point)
+        .bind(advance.point)
+        .bind(advance.state)
+        .bind(lease.as_secs_f64());
+    moved(connection, update, lease, within).await
 }
 
-/// Stores the reply, marks the flow finished and lets the lease go, all in one update; in the
-/// transaction of the last phase, or in one of its own where `alone`.
+macro_rules! finish {
+    () => {
+        "UPDATE idempotency_keys
+         SET recovery_point = 'finished', state = '{}', holder = NULL, lease_expires_at = NULL, last_error = NULL,
+             intent = NULL, response_status = $5, response_headers = $6, response_body = $7,
+             finished_at = statement_timestamp()"
+    };
+}
+
+/// Stores the reply, marks the flow finished and lets the lease go, all in one update.
 pub(crate) async fn finish(
     connection: &mut PgConnection,
     position: Position<'_>,
     reply: &StoredReply,
     lease: Duration,
-    alone: bool,
+    within: Within<'_>,
 ) -> Result<bool, sqlx::Error> {
-    let finished = sqlx::query(
+    let sql = match within {
+        Within::Itself => alone!(finish!()),
+        Within::Phase([]) => in_phase!(finish!()),
+        Within::Phase(_) => with_staged!(in_phase!(finish!())),
+    };
+    let update = sqlx::query(sql)
+        .bind(position.id)
+        .bind(position.user)
+        .bind(position.holder.0)
+        .bind(position.stored_point)
+        .bind(i16::try_from(reply.status().as_u16()).unwrap_or(i16::MAX))
+        .bind(reply.stored_headers())
+        .bind(&reply.body()[..]);
+    moved(connection, update, lease, within).await
+}
+
+/// A key of another flow, to be inserted together with the move of its parent.
+#[derive(Clone)]
+pub(crate) struct Staged {
+    pub(crate) id: Uuid,
+    pub(crate) path: String,
+    pub(crate) key: String,
+    pub(crate) flow: &'static str,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) request: Value,
+}
+
+type Update<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;
+
+async fn moved(
+    connection: &mut PgConnection,
+    update: Update<'_>,
+    lease: Duration,
+    within: Within<'_>,
+) -> Result<bool, sqlx::Error> {
+    let staged = match within {
+        Within::Itself => {
+            let updated = update.bind(lock_timeout(lease)).execute(connection).await?;
+            return Ok(updated.rows_affected() == 1);
+        }
+        Within::Phase([]) => return Ok(update.execute(connection).await?.rows_affected() == 1),
+        Within::Phase(staged) => staged,
+    };
+    let hashes = staged.iter().map(|child| child.fingerprint.as_bytes());
+    let row = update
+        .bind(staged.iter().map(|child| child.id).collect::<Vec<_>>())
+        .bind(
+            staged
+                .iter()
+                .map(|child| &child.path[..])
+                .collect::<Vec<_>>(),
+        )
+        .bind(
+            staged
+                .iter()
+                .map(|child| &child.key[..])
+                .collect::<Vec<_>>(),
+        )
+        .bind(staged.iter().map(|child| child.flow).collect::<Vec<_>>())
+        .bind(hashes.collect::<Vec<_>>())
+        .bind(
+            staged
+                .iter()
+                .map(|child| child.request.clone())
+                .collect::<Vec<_>>(),
+        )
+        .fetch_one(connection)
+        .await?;
+    let (moved, inserted): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+    if moved == 1 && usize::try_from(inserted).ok() != Some(staged.len()) {
+        tracing::warn!(
+            staged = staged.len(),
+            inserted,
+            "a staged key was there already; it is kept as it is"
+        );
+    }
+    Ok(moved == 1)
+}
+
+/// Announces an outside call that may not be repeated, before it is made: whoever finds this later,
+/// and no result, knows that the call may have happened.
+pub(crate) async fn announce(
+    connection: &mut PgConnection,
+    position: Position<'_>,
+    call: &str,
+    lease: Duration,
+) -> Result<bool, sqlx::Error> {
+    let announced = sqlx::query(
         "UPDATE idempotency_keys
-         SET recovery_point = 'finished', state = '{}', holder = NULL, lease_expires_at = NULL, last_error = NULL,
-             response_status = $5, response_headers = $6, response_body = $7, finished_at = statement_timestamp()
-         FROM set_config('lock_timeout', $8, true)
-         WHERE id = $1 AND user_id = $2 AND holder = $3 AND recovery_point = $4
-           AND ($9 OR current_setting('idempotent.holder', true) = $3::text)",
+         SET intent = jsonb_build_object('call', $5::text, 'holder', $3, 'at', statement_timestamp())
+         FROM set_config('lock_timeout', $6, true)
+         WHERE id = $1 AND user_id = $2 AND holder = $3 AND recovery_point = $4",
     )
     .bind(position.id)
     .bind(position.user)
     .bind(position.holder.0)
     .bind(position.stored_point)
-    .bind(i16::try_from(reply.status().as_u16()).unwrap_or(i16::MAX))
-    .bind(reply.stored_headers())
-    .bind(&reply.body()[..])
+    .bind(call)
     .bind(lock_timeout(lease))
-    .bind(alone)
     .execute(connection)
     .await?;
-    Ok(finished.rows_affected() == 1)
+    Ok(announced.rows_affected() == 1)
 }
 
 /// Locks the row for the transaction of a phase that works on a snapshot: a renewal or a takeover
@@ -157,7 +304,7 @@ pub(crate) async fn is_own_transaction(
 /// Why an attempt parts with its lease, and what follows from it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parting<'a> {
-    /// `retry`, `wait`, `stop`; or `release`: handed on without a failure.
+    /// `retry`, `wait`, `stop`; `park`: stuck at once; or `release`: handed on without a failure.
     pub(crate) class: &'static str,
     pub(crate) phase: &'a str,
     /// Storable: without NUL, and not endless.
@@ -251,6 +398,7 @@ pub(crate) async fn release(
                  CASE WHEN $7 IN ('wait', 'release') THEN 0 ELSE least($12, $13 * 2 ^ least(attempts, 30)) * $14 END)),
              stuck_at = CASE WHEN CASE $7::text
                  WHEN 'release' THEN false
+                 WHEN 'park' THEN true
                  WHEN 'stop' THEN attempts >= $15
                  WHEN 'wait' THEN (", first_at!(), ")::timestamptz + make_interval(secs => $16) < statement_timestamp()
                  ELSE attempts >= $17 AND (", first_at!(), ")::timestamptz + make_interval(secs => $18) < statement_timestamp()
