@@ -18,6 +18,7 @@ mod examples;
 mod failures;
 mod fencing;
 mod gateway;
+mod handing_on;
 mod hardening;
 mod hardening_flows;
 mod leases;

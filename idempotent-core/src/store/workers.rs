@@ -82,7 +82,8 @@ pub(crate) struct Expired<'a> {
 
 /// Deletes one batch of finished keys past their retention, in a transaction of its own. Time is
 /// the database's: `finished_at` decides, the id only narrows the scan. Rows that somebody has
-/// locked, another reaper or an operator, are passed over.
+/// locked, another reaper or an operator, are passed over; and so are staged keys as long as the key
+/// that staged them is there: its phase, repeated, would stage them again.
 pub(crate) async fn reap(
     connection: &mut PgConnection,
     expired: Expired<'_>,
@@ -90,9 +91,12 @@ pub(crate) async fn reap(
 ) -> Result<u64, sqlx::Error> {
     let deleted = sqlx::query(
         "DELETE FROM idempotency_keys WHERE id = ANY(ARRAY(
-             SELECT id FROM idempotency_keys
+             SELECT id FROM idempotency_keys AS old
              WHERE flow = $1 AND finished_at < statement_timestamp() - make_interval(secs => $2)
                AND ($3::uuid IS NULL OR id < $3)
+               AND (parent_id IS NULL OR NOT EXISTS (
+                    SELECT 1 FROM idempotency_keys AS parent
+                    WHERE parent.id = old.parent_id AND parent.user_id = old.user_id))
              ORDER BY id LIMIT $4 FOR UPDATE SKIP LOCKED))
          AND finished_at IS NOT NULL",
     )
@@ -111,9 +115,12 @@ pub(crate) async fn count_expired(
     expired: Expired<'_>,
 ) -> Result<i64, sqlx::Error> {
     sqlx::query_scalar(
-        "SELECT count(*) FROM idempotency_keys
+        "SELECT count(*) FROM idempotency_keys AS old
          WHERE flow = $1 AND finished_at < statement_timestamp() - make_interval(secs => $2)
-           AND ($3::uuid IS NULL OR id < $3)",
+           AND ($3::uuid IS NULL OR id < $3)
+           AND (parent_id IS NULL OR NOT EXISTS (
+                SELECT 1 FROM idempotency_keys AS parent
+                WHERE parent.id = old.parent_id AND parent.user_id = old.user_id))",
     )
     .bind(expired.flow)
     .bind(expired.retention.as_secs_f64())
