@@ -9,6 +9,7 @@ mod drive;
 mod resume;
 mod sharing;
 mod shutdown;
+mod start_up;
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -35,6 +36,8 @@ pub(crate) use resume::Completion;
 use resume::{Resume, resume};
 use sharing::{Joined, Role, Shared};
 use shutdown::Closing;
+use start_up::{Check, check};
+pub use start_up::{OnStranded, Stranded};
 
 /// Runs flows on one database. Cheap to clone.
 ///
@@ -65,6 +68,7 @@ pub struct Engine {
 pub struct EngineBuilder {
     pool: PgPool,
     flows: Vec<Registered>,
+    on_stranded: OnStranded,
 }
 
 /// What may be set for a flow where the engine is built, over what its attribute says.
@@ -157,6 +161,7 @@ struct Registered {
     graph: &'static Graph,
     flow: Arc<dyn Any + Send + Sync>,
     resume: Resume,
+    check: Check,
     settings: Settings,
 }
 
@@ -217,6 +222,7 @@ impl Engine {
         EngineBuilder {
             pool,
             flows: Vec::new(),
+            on_stranded: OnStranded::default(),
         }
     }
 
@@ -251,12 +257,20 @@ impl EngineBuilder {
             graph: F::GRAPH,
             flow: Arc::new(flow),
             resume: resume::<F>,
+            check: check::<F>,
             settings: Settings {
                 lease: options.lease.unwrap_or(F::GRAPH.lease()),
                 retention: options.retention.unwrap_or(F::GRAPH.retention()),
                 limits: options.limits,
             },
         });
+        self
+    }
+
+    /// What to do about unfinished flows that this version cannot go on with. They are named in the
+    /// log in any case, and never touched.
+    pub fn on_stranded(mut self, policy: OnStranded) -> Self {
+        self.on_stranded = policy;
         self
     }
 
@@ -300,7 +314,6 @@ impl EngineBuilder {
                  in a crash of the database; set it to on"
             );
         }
-        drop(connection);
 
         let closing = Closing::default();
         let (keeper, keeper_task) = Keeper::start(self.pool.clone(), renewing);
@@ -317,6 +330,13 @@ impl EngineBuilder {
             shared: Shared::default(),
             _keeper_task: keeper_task,
         };
+        let stranded = inner.stranded(&mut connection).await?;
+        for stranded in &stranded {
+            tracing::warn!(%stranded, "this version cannot go on with some flows; they are left as they are");
+        }
+        if !stranded.is_empty() && self.on_stranded == OnStranded::Refuse {
+            return Err(BuildError::Stranded(stranded));
+        }
         Ok(Engine {
             inner: Arc::new(inner),
         })

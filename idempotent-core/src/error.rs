@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::engine::Stranded;
 use crate::key::KeyError;
 
 /// Why a request has no answer now. A business refusal is not among them: that is an answer.
@@ -145,6 +146,10 @@ pub enum BuildError {
          leases are renewed on a connection of their own"
     )]
     RenewalsElsewhere,
+    /// There are unfinished flows that this version cannot go on with, and it was told not to start
+    /// then. They are left as they are.
+    #[error("this version cannot go on with some unfinished flows: {}", list(.0))]
+    Stranded(Vec<Stranded>),
     /// The tables are not there.
     #[error(
         "the table `idempotency_keys` does not exist: call `idempotent_core::migrate(&pool)` before `build`"
@@ -153,6 +158,11 @@ pub enum BuildError {
     /// The database could not be asked.
     #[error("the database did not answer: {0}")]
     Database(#[from] sqlx::Error),
+}
+
+fn list(stranded: &[Stranded]) -> String {
+    let lines: Vec<String> = stranded.iter().map(Stranded::to_string).collect();
+    lines.join("; ")
 }
 
 /// A handle was asked for a flow that the engine does not know.

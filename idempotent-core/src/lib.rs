@@ -75,7 +75,9 @@ mod store;
 mod workers;
 
 pub use attempt::Reconciled;
-pub use engine::{Answer, Engine, EngineBuilder, FlowOptions, Handle, Running};
+pub use engine::{
+    Answer, Engine, EngineBuilder, FlowOptions, Handle, OnStranded, Running, Stranded,
+};
 pub use error::{BuildError, InvalidRequest, NotRegistered, RunError};
 pub use failure::{Disposition, PhaseFailure, Rejection};
 pub use flow::{Flow, FlowReference, Payload, RecoveryPoint, UnknownRecoveryPoint};

@@ -30,7 +30,9 @@ pub(crate) use progress::{
     Advance, Limits, Parting, Position, Renewals, Staged, Within, announce, begin, checkpoint,
     finish, is_own_transaction, lock, release, renew,
 };
-pub(crate) use workers::{Expired, Found, count_expired, list_due, reap};
+pub(crate) use workers::{
+    Expired, Found, Unfinished, count_expired, list_due, list_unfinished, park_if_exhausted, reap,
+};
 
 /// The right to run: a fresh UUID per attempt. A process that lost its lease and a process that
 /// got it never share one.

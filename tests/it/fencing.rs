@@ -24,12 +24,12 @@ async fn a_stale_attempt_is_refused_at_each_phase() {
         trip::end_frozen_transactions(&database).await;
         trip::expire_leases(&database).await;
         let answer = successor.run(key("k"), trip_to("mars")).await.unwrap();
-        let before = everything(&database).await;
+        let before = trip::everything(&database).await;
 
         gate.open();
         let told = held.wait().await;
         assert_eq!(
-            everything(&database).await,
+            trip::everything(&database).await,
             before,
             "the zombie in {phase} changed nothing"
         );
@@ -104,20 +104,4 @@ async fn a_phase_that_ends_its_transaction_is_stopped() {
             .await
             .unwrap();
     assert_eq!(state, ("started".to_owned(), true));
-}
-
-async fn everything(database: &tests::database::TestDatabase) -> Vec<String> {
-    let mut rows: Vec<String> = Vec::new();
-    for table in ["idempotency_keys", "trips"] {
-        let sql = sqlx::AssertSqlSafe(format!(
-            "SELECT to_jsonb(t)::text FROM {table} t ORDER BY 1"
-        ));
-        rows.extend(
-            sqlx::query_scalar::<_, String>(sql)
-                .fetch_all(&database.pool())
-                .await
-                .unwrap(),
-        );
-    }
-    rows
 }

@@ -150,3 +150,84 @@ async fn a_serializable_default_is_no_obstacle() {
     }
     assert_eq!(flow.outside.payments(), 20);
 }
+
+/// C22: what a new version cannot go on with is found when it starts, named, and left as it is.
+#[tokio::test]
+async fn flows_that_a_new_version_does_not_know_are_named_at_start_up() {
+    use idempotent_core::OnStranded;
+    use tests::trip::{Act, TripError};
+
+    let database = trip::database().await;
+    let flow = TripFlow::default();
+    let trips = flow.run_by(database.pool()).await;
+    for name in ["a", "b", "c", "fine"] {
+        flow.script.next("before pay", Act::Fail(TripError::Retry));
+        let trip = trips.run(trip::key(name), trip::trip_to(name)).await;
+        trip.unwrap_err();
+    }
+    let changes = [
+        "UPDATE idempotency_keys SET recovery_point = 'teleported' WHERE key IN ('a', 'b')",
+        r#"UPDATE idempotency_keys SET request = '{"place": 1}' WHERE key = 'c'"#,
+    ];
+    for change in changes {
+        sqlx::query(change).execute(&database.pool()).await.unwrap();
+    }
+    let before = trip::everything(&database).await;
+
+    let engine = |policy| {
+        let builder = Engine::builder(database.pool()).flow(flow.clone());
+        builder.on_stranded(policy).build()
+    };
+    let stranded = engine(OnStranded::Warn)
+        .await
+        .unwrap()
+        .stranded()
+        .await
+        .unwrap();
+    let named: Vec<_> = stranded
+        .iter()
+        .map(|some| (some.keys, some.point.as_str()))
+        .collect();
+    assert_eq!(named, [(1, "created"), (2, "teleported")]);
+    assert!(stranded[0].reason.contains("goal"), "{}", stranded[0]);
+    let refused = engine(OnStranded::Refuse).await.unwrap_err().to_string();
+    assert!(
+        refused.contains("2 of flow `trip` at `teleported`"),
+        "{refused}"
+    );
+    assert_eq!(trip::everything(&database).await, before);
+}
+
+/// A flow that kills its process each time, so that no attempt can say why it ended.
+#[tokio::test]
+async fn a_flow_whose_attempts_end_without_a_word_is_stuck_in_the_end() {
+    let database = trip::database().await;
+    let flow = TripFlow::default();
+    let hour = Duration::from_secs(3600);
+    let options = FlowOptions::new().retry_attempts(3, hour);
+    let gate = flow.script.hold("before pay");
+    let dead = flow.run_with(database.pool(), options).await;
+    let _never = dead.start(trip::key("k"), trip::trip_to("mars")).unwrap();
+    gate.reached().await;
+    let builder = Engine::builder(database.pool()).flow_with(flow.clone(), options);
+    let engine = builder.build().await.unwrap();
+    // As if it had been taken over often, and each time had died.
+    trip::expire_leases(&database).await;
+    let died =
+        "UPDATE idempotency_keys SET attempts = 3, last_error = jsonb_build_object('class', 'lost',
+                'first_at', statement_timestamp() - interval '2 hours')";
+    sqlx::query(died).execute(&database.pool()).await.unwrap();
+
+    assert_eq!(engine.complete_once().await.unwrap(), 0);
+    let trips = engine.handle::<TripFlow>().unwrap();
+    let told = trips
+        .run(trip::key("k"), trip::trip_to("mars"))
+        .await
+        .unwrap_err();
+    assert!(matches!(told, RunError::Stuck), "{told:?}");
+    let history: serde_json::Value = sqlx::query_scalar("SELECT history FROM idempotency_keys")
+        .fetch_one(&database.pool())
+        .await
+        .unwrap();
+    assert_eq!(history[0]["event"], "lost", "{history:#}");
+}

@@ -410,3 +410,14 @@ impl sqlx::error::DatabaseError for Conflict {
         sqlx::error::ErrorKind::Other
     }
 }
+
+/// Every row of the framework's table and the flow's, to be compared with a later look.
+pub async fn everything(database: &TestDatabase) -> Vec<String> {
+    let mut rows: Vec<String> = Vec::new();
+    for table in ["idempotency_keys", "trips"] {
+        let sql = format!("SELECT to_jsonb(t)::text FROM {table} t ORDER BY 1");
+        let query = sqlx::query_scalar(sqlx::AssertSqlSafe(sql));
+        rows.extend(query.fetch_all(&database.pool()).await.unwrap());
+    }
+    rows
+}

@@ -273,6 +273,11 @@ pub(super) struct Lease {
 }
 
 impl Lease {
+    /// Since the flow last moved on, this one included.
+    pub(super) fn attempts(&self) -> u32 {
+        u32::try_from(self.attempts).unwrap_or(0)
+    }
+
     fn of<F: Flow>(id: Uuid, taken: Taken) -> Result<Self, RunError> {
         let stored = understand::<F>(&taken.recovery_point, Some(taken.state))?;
         Ok(Self {

@@ -117,6 +117,16 @@ impl<F: Flow> Handle<F> {
             }
             Err(ClaimError::Refused(error)) => return Err(error),
         };
+        let limits = &self.settings.limits;
+        if lease.attempts() > limits.retry_attempts {
+            let connection = &mut *connection;
+            let parked =
+                store::park_if_exhausted(connection, found.id, &found.user, holder, limits);
+            if parked.await.map_err(unavailable)? {
+                tracing::error!(key_id = %found.id, "the attempts of a flow end without a word; it is stuck");
+                return Ok(None);
+            }
+        }
         let names = [&found.user, &found.path, &found.key];
         let attempt = self.begin(names, lease, holder, granted, connection);
         Ok(Some(Box::new(attempt)))

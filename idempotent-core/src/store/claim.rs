@@ -196,6 +196,20 @@ pub(crate) async fn read_by_id(
     row.as_ref().map(|row| known(row, 0)).transpose()
 }
 
+/// What is noted of an attempt that ended without a word: its process died, or was frozen for too
+/// long, or could not reach the database.
+macro_rules! note_lost_lease {
+    () => {
+        "history = CASE WHEN holder IS NULL THEN history ELSE
+             CASE WHEN jsonb_array_length(history) >= 20 THEN history - 0 ELSE coalesce(history, '[]') END
+             || jsonb_build_object('event', 'lost', 'message', 'the lease ran out', 'attempt', attempts,
+                    'fence', fence, 'at', statement_timestamp()) END,
+         last_error = CASE WHEN holder IS NULL THEN last_error ELSE jsonb_build_object('class', 'lost',
+             'phase', recovery_point, 'message', 'the lease ran out', 'at', statement_timestamp(),
+             'first_at', coalesce(last_error->'first_at', to_jsonb(statement_timestamp()))) END"
+    };
+}
+
 /// Takes a free key, or one whose lease is over: by compare-and-swap, so of many who try one gets
 /// it. None: somebody else was first, or the flow ended.
 pub(crate) async fn take_over(
@@ -208,7 +222,9 @@ pub(crate) async fn take_over(
     let rows = sqlx::query(concat!(
         "UPDATE idempotency_keys
          SET holder = $3, fence = fence + 1, attempts = attempts + 1,
-             lease_expires_at = statement_timestamp() + make_interval(secs => $4)
+             lease_expires_at = statement_timestamp() + make_interval(secs => $4), ",
+        note_lost_lease!(),
+        "
          FROM set_config('lock_timeout', $5, true)
          WHERE id = $1 AND user_id = $2 AND finished_at IS NULL AND stuck_at IS NULL
            AND (holder IS NULL OR ",

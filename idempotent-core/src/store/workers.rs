@@ -8,6 +8,7 @@ use sqlx::postgres::PgConnection;
 use uuid::Uuid;
 
 use super::claim::lease_over;
+use super::{Holder, Limits};
 
 /// A key that nobody runs, as the completer found it.
 #[derive(Clone)]
@@ -68,6 +69,66 @@ pub(crate) async fn list_due(
             })
         })
         .collect()
+}
+
+/// An unfinished key, as a new version looks at it.
+pub(crate) struct Unfinished {
+    pub(crate) flow: String,
+    pub(crate) recovery_point: String,
+    pub(crate) state: Value,
+    pub(crate) request: Value,
+}
+
+/// Lists unfinished keys, the oldest first, for the look at them when a process starts.
+pub(crate) async fn list_unfinished(
+    connection: &mut PgConnection,
+    flows: &[&str],
+    limit: i64,
+) -> Result<Vec<Unfinished>, sqlx::Error> {
+    let rows = sqlx::query(
+        "SELECT flow, recovery_point, state, request FROM idempotency_keys
+         WHERE finished_at IS NULL AND stuck_at IS NULL AND flow = ANY($1)
+         ORDER BY created_at LIMIT $2",
+    )
+    .bind(flows)
+    .bind(limit)
+    .fetch_all(connection)
+    .await?;
+    let unfinished = rows.iter().map(|row| {
+        let (flow, point) = (row.try_get(0)?, row.try_get(1)?);
+        Ok(Unfinished::new(
+            flow,
+            point,
+            row.try_get(2)?,
+            row.try_get(3)?,
+        ))
+    });
+    unfinished.collect()
+}
+
+/// Parks a flow whose attempts end without a word, because the process dies in them, when both its
+/// attempts and its time are used up. By the attempt that has just taken it, before it runs.
+pub(crate) async fn park_if_exhausted(
+    connection: &mut PgConnection,
+    id: Uuid,
+    user: &str,
+    holder: Holder,
+    limits: &Limits,
+) -> Result<bool, sqlx::Error> {
+    let parked = sqlx::query(
+        "UPDATE idempotency_keys
+         SET holder = NULL, lease_expires_at = NULL, stuck_at = statement_timestamp()
+         WHERE id = $1 AND user_id = $2 AND holder = $3 AND attempts > $4
+           AND (last_error->>'first_at')::timestamptz + make_interval(secs => $5) < statement_timestamp()",
+    )
+    .bind(id)
+    .bind(user)
+    .bind(holder.0)
+    .bind(i64::from(limits.retry_attempts))
+    .bind(limits.patience.as_secs_f64())
+    .execute(connection)
+    .await?;
+    Ok(parked.rows_affected() == 1)
 }
 
 /// Which finished keys are past their retention.
