@@ -53,6 +53,10 @@ pub struct Attempt {
     /// waits to be stored with the next checkpoint.
     point: &'static str,
     state: State,
+    /// How old the key was when the lease was granted, and when that was.
+    age: (Duration, Instant),
+    /// It was this attempt that came to this point, and nobody before it.
+    is_fresh: bool,
     /// An outside call that an earlier attempt announced, and whose outcome is not stored.
     intent: Option<Intent>,
     finished: Option<Finished>,
@@ -133,6 +137,8 @@ pub(crate) struct Start {
     /// The same point by its name of today.
     pub(crate) point: &'static str,
     pub(crate) state: State,
+    pub(crate) age: Duration,
+    pub(crate) is_fresh: bool,
     pub(crate) intent: Option<Intent>,
     pub(crate) connection: PoolConnection<Postgres>,
 }
@@ -153,6 +159,8 @@ impl Attempt {
             stored_point: start.stored_point,
             point: start.point,
             state: start.state,
+            age: (start.age, start.granted),
+            is_fresh: start.is_fresh,
             intent: start.intent,
             finished: None,
             connection: None,
@@ -336,6 +344,7 @@ impl Attempt {
         if self.commit(tx, moved).await? {
             self.wake_completer(&staged);
             self.intent = None;
+            self.is_fresh = true;
             self.point = to.name();
             self.stored_point = to.name();
             self.state = state;

@@ -118,6 +118,7 @@ impl Attempt {
                         Alone::Announcement(_) => {}
                         Alone::Carried => {
                             self.intent = None;
+                            self.is_fresh = true;
                             self.stored_point = target;
                             self.kept.renewed(sent);
                             let connection = self.connection.take();
@@ -243,6 +244,7 @@ impl Attempt {
                 fence: known.fence,
                 attempts: known.attempts,
                 created_at: known.created_at,
+                age: known.age,
                 intent: known.intent,
             };
             return Ok(self.adopt(next, taken, granted, connection));
@@ -278,6 +280,7 @@ impl Attempt {
             return Ok(Resolved::Unmoved);
         }
         self.intent = taken.intent;
+        self.is_fresh = true;
         let point = self.graph.stored_point(&taken.recovery_point);
         match (point, State::from_stored(self.graph, taken.state)) {
             (Some((point, stored)), Ok(state)) => {

@@ -39,12 +39,20 @@ impl Attempt {
         let PhaseKind::External { call, .. } = phase.kind() else {
             return Err(self.stop("an atomic phase may not call the outside"));
         };
-        if let Some(intent) = self.intent.as_ref().filter(|intent| intent.call == call) {
-            return Ok(match phase.repeatable() {
-                Repeatable::Always => Intended::Call,
-                Repeatable::Within(time) if intent.age < time => Intended::Call,
-                Repeatable::Within(_) | Repeatable::Never => Intended::Unknown,
-            });
+        let announced = self.intent.as_ref().filter(|intent| intent.call == call);
+        let announced = announced.map(|intent| intent.age);
+        let (age, since) = self.age;
+        match (phase.repeatable(), announced) {
+            (Repeatable::Always, _) => return Ok(Intended::Call),
+            // No first try can be older than its key, so nothing need be written down yet.
+            (Repeatable::Within(time), _) if age + since.elapsed() < time => {
+                return Ok(Intended::Call);
+            }
+            (Repeatable::Within(time), Some(age)) if age < time => return Ok(Intended::Call),
+            (_, Some(_)) => return Ok(Intended::Unknown),
+            // It may have been made while the key was young, without an announcement.
+            (Repeatable::Within(_), None) if !self.is_fresh => return Ok(Intended::Unknown),
+            (Repeatable::Within(_) | Repeatable::Never, None) => {}
         }
         match self.write_alone(Alone::Announcement(call)).await? {
             WriteEnd::Written => {

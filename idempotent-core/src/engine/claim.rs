@@ -121,6 +121,8 @@ impl<F: Flow> Handle<F> {
                     stored_point: "started",
                     point: started.map_or("started", |point| point.name()),
                     state: State::default(),
+                    age: Duration::ZERO,
+                    is_fresh: true,
                     intent: None,
                 })));
             }
@@ -135,6 +137,7 @@ impl<F: Flow> Handle<F> {
                     fence: known.fence,
                     attempts: known.attempts,
                     created_at: known.created_at,
+                    age: known.age,
                     intent: known.intent,
                 };
                 let lease = Lease::of::<F>(known.id, taken)?;
@@ -249,6 +252,8 @@ impl<F: Flow> Handle<F> {
             stored_point: lease.stored_point,
             point: lease.point,
             state: lease.state,
+            age: lease.age,
+            is_fresh: lease.is_fresh,
             intent: lease.intent,
             connection,
         })
@@ -269,6 +274,9 @@ pub(super) struct Lease {
     stored_point: &'static str,
     point: &'static str,
     state: State,
+    age: Duration,
+    /// Nobody has been here before: no phase that leaves this point was ever entered.
+    is_fresh: bool,
     intent: Option<Intent>,
 }
 
@@ -288,6 +296,8 @@ impl Lease {
             stored_point: stored.name,
             point: stored.point,
             state: stored.state,
+            age: taken.age,
+            is_fresh: false,
             intent: taken.intent,
         })
     }

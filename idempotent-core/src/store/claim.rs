@@ -21,10 +21,11 @@ macro_rules! lease_over {
 
 pub(super) use lease_over;
 
-/// The call that is about to be made, or was, by whoever had the lease: its name and its age.
-macro_rules! intent_columns {
+/// The key's age, and the call that was announced by whoever had the lease: its name and its age.
+macro_rules! age_and_intent {
     () => {
-        "intent->>'call', extract(epoch FROM statement_timestamp() - (intent->>'at')::timestamptz)::float8"
+        "extract(epoch FROM statement_timestamp() - created_at)::float8, intent->>'call',
+         extract(epoch FROM statement_timestamp() - (intent->>'at')::timestamptz)::float8"
     };
 }
 
@@ -38,7 +39,7 @@ macro_rules! known_columns {
             "holder IS NOT NULL AND NOT ", lease_over!(), ", ",
             "(extract(epoch FROM lease_expires_at - statement_timestamp()) * 1000)::bigint, ",
             "finished_at IS NOT NULL, stuck_at IS NOT NULL, response_status, response_headers, response_body, ",
-            intent_columns!()
+            age_and_intent!()
         )
     };
 }
@@ -85,6 +86,7 @@ pub(crate) struct Known {
     pub(crate) is_finished: bool,
     pub(crate) is_stuck: bool,
     pub(crate) response: Option<(i16, Value, Vec<u8>)>,
+    pub(crate) age: Duration,
     pub(crate) intent: Option<Intent>,
 }
 
@@ -103,6 +105,8 @@ pub(crate) struct Taken {
     pub(crate) fence: i64,
     pub(crate) attempts: i32,
     pub(crate) created_at: SystemTime,
+    /// Since the key was first seen, by the database's clock.
+    pub(crate) age: Duration,
     pub(crate) intent: Option<Intent>,
 }
 
@@ -126,7 +130,7 @@ macro_rules! claim_or_read {
             " ON CONFLICT DO NOTHING
                 RETURNING id, created_at)
             SELECT true, id, 1::bigint, 1, created_at, NULL, NULL, NULL, NULL, NULL,
-                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
             FROM fresh
             UNION ALL
             SELECT false, known.* FROM known"
@@ -231,7 +235,7 @@ pub(crate) async fn take_over(
         lease_over!(),
         ")
          RETURNING recovery_point, state, fence, attempts, created_at, ",
-        intent_columns!()
+        age_and_intent!()
     ))
     .bind(id)
     .bind(user)
@@ -260,7 +264,7 @@ pub(crate) async fn take_over_from_myself(
          FROM set_config('lock_timeout', $6, true)
          WHERE id = $1 AND user_id = $2 AND holder = $3
          RETURNING recovery_point, state, fence, attempts, created_at, ",
-        intent_columns!()
+        age_and_intent!()
     ))
     .bind(id)
     .bind(user)
@@ -280,7 +284,8 @@ fn taken(row: &PgRow) -> Result<Taken, sqlx::Error> {
         fence: row.try_get(2)?,
         attempts: row.try_get(3)?,
         created_at: timestamp(row, 4)?,
-        intent: intent(row, 5)?,
+        age: seconds(row, 5)?,
+        intent: intent(row, 6)?,
     })
 }
 
@@ -288,9 +293,14 @@ fn intent(row: &PgRow, first: usize) -> Result<Option<Intent>, sqlx::Error> {
     let Some(call) = row.try_get(first)? else {
         return Ok(None);
     };
-    let age: Option<f64> = row.try_get(first + 1)?;
-    let age = Duration::try_from_secs_f64(age.unwrap_or_default()).unwrap_or_default();
+    let age = seconds(row, first + 1)?;
     Ok(Some(Intent { call, age }))
+}
+
+/// A span of time; none and what lies in the future are no time at all.
+fn seconds(row: &PgRow, column: usize) -> Result<Duration, sqlx::Error> {
+    let seconds: Option<f64> = row.try_get(column)?;
+    Ok(Duration::try_from_secs_f64(seconds.unwrap_or_default()).unwrap_or_default())
 }
 
 fn known(row: &PgRow, first: usize) -> Result<Known, sqlx::Error> {
@@ -316,7 +326,8 @@ fn known(row: &PgRow, first: usize) -> Result<Known, sqlx::Error> {
         is_finished: row.try_get(first + 12)?,
         is_stuck: row.try_get(first + 13)?,
         response,
-        intent: intent(row, first + 17)?,
+        age: seconds(row, first + 17)?,
+        intent: intent(row, first + 18)?,
     })
 }
 
