@@ -68,6 +68,7 @@ mod json;
 mod key;
 mod lease;
 mod migrations;
+mod operator;
 mod phase;
 mod reply;
 mod state;
@@ -87,6 +88,10 @@ pub use graph::{
 pub use idempotent_macros::idempotent_flow;
 pub use key::{DerivedKey, Key, KeyError, KeyInfo};
 pub use migrations::{migrate, migrate_with};
+pub use operator::{
+    Changed, Event, KeyContents, KeyCount, KeyDetails, KeyFilter, KeyState, KeySummary, LastError,
+    Operator, OperatorError, ReplySummary, UnknownKeyState,
+};
 pub use phase::{External, StageError, Tx};
 pub use reply::{Reply, StoredReply, UnstorableReply};
 pub use workers::{Reaped, Workers, WorkersBuilder};

@@ -90,6 +90,20 @@ impl Reply<()> {
     }
 }
 
+impl Reply<()> {
+    /// The form in which a reply with these very bytes as its body is stored: for one that is not
+    /// JSON, or that was written by hand. Say what they are: `.header("content-type", …)`.
+    ///
+    /// # Errors
+    ///
+    /// When a header cannot be replayed; see [`UnstorableReply`].
+    pub fn store_with_body(self, body: impl Into<Bytes>) -> Result<StoredReply, UnstorableReply> {
+        let mut reply = self.store()?;
+        reply.body = body.into();
+        Ok(reply)
+    }
+}
+
 /// Why a reply cannot be stored and replayed. A bug of the flow that made it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -4,13 +4,15 @@
 //! Rules that hold for all of them:
 //!
 //! - every write of a key's row is conditional on the holder (`AND holder = $n`), save the two that
-//!   make a holder: the insert of a fresh key and the takeover of a free one;
+//!   make a holder: the insert of a fresh key and the takeover of a free one; an operator's is
+//!   conditional on the holder that it read, or on there being none;
 //! - time is the database's, `statement_timestamp()`;
 //! - no statement waits for a lock longer than a tenth of a lease: `set_config` in the `FROM` clause
 //!   is evaluated before the row is locked or inserted, and ends with the statement's transaction;
 //! - every statement names the user as well as the id, so that a distributed PostgreSQL can route it.
 
 mod claim;
+mod operator;
 mod progress;
 mod workers;
 
@@ -25,6 +27,10 @@ use crate::graph::Isolation;
 
 pub(crate) use claim::{
     Fresh, Intent, Known, Read, Taken, claim_or_read, read_by_id, take_over, take_over_from_myself,
+};
+pub(crate) use operator::{
+    Change, Standing, count_keys, find_key, list_keys, read_contents, read_details, read_standing,
+    release_key, resolve_key, retry_key,
 };
 pub(crate) use progress::{
     Advance, Limits, Parting, Position, Renewals, Staged, Within, announce, begin, checkpoint,

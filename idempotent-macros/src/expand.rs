@@ -8,11 +8,10 @@
 use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
 
-use crate::attr::MarkKind;
 use crate::docs;
 use crate::graph::FINISHED;
 use crate::items::{self, blame};
-use crate::model::{Flow, Handler, Phase};
+use crate::model::{Flow, Handler, Phase, Reconcile, Takes};
 use crate::parse::Block;
 use crate::signature::Ty;
 use crate::stored;
@@ -32,6 +31,7 @@ pub(crate) fn flow(block: &Block, flow: &Flow) -> TokenStream {
     let docs = docs::block(flow);
     let recovery_points = items::recovery_points(block, flow);
     let outcomes = items::outcomes(block, flow);
+    let reference = items::reference(block, flow);
     let recovery_point = items::recovery_point_name(flow);
     let request = flow.request();
     let graph = stored::graph(flow);
@@ -41,11 +41,15 @@ pub(crate) fn flow(block: &Block, flow: &Flow) -> TokenStream {
     quote! {
         #attributes
         #docs
+        // What is lent to a phase is what is stored, a `String` and no `str`.
+        #[allow(clippy::ptr_arg)]
         #rest
 
         #recovery_points
 
         #outcomes
+
+        #reference
 
         #cfgs
         impl #impl_generics ::idempotent_core::Flow for #self_ty #where_clause {
@@ -68,9 +72,10 @@ fn advance(flow: &Flow) -> TokenStream {
     let arms = flow.phases.iter().enumerate().map(|(index, phase)| {
         let from = &phase.arrow.from;
         let index = Literal::usize_unsuffixed(index);
-        let body = match phase.kind {
-            MarkKind::External => external(flow, phase),
-            MarkKind::Atomic | MarkKind::OnReject => atomic(flow, phase),
+        let body = if phase.is_external() {
+            external(flow, phase)
+        } else {
+            atomic(flow, phase)
         };
         quote! {
             #recovery_point::#from => {
@@ -96,10 +101,11 @@ fn advance(flow: &Flow) -> TokenStream {
 
 /// One transaction: the user's statements and the next point.
 fn atomic(flow: &Flow, phase: &Phase) -> TokenStream {
-    let taken = Taken::by_phase(phase);
-    let reads = taken.reads(flow);
-    let call = taken.call(&phase.name, lent_tx(&phase.signature.capability));
-    let entered = entered(flow, phase, call);
+    let takes = phase.takes();
+    let reads = reads(flow, &[&takes]);
+    let call = call(&phase.name, lent_tx(&takes), &takes);
+    let returned = returned(flow, phase);
+    let entered = entered(&phase.name, returned, call);
     let ends = ends(flow, phase)
         .into_iter()
         .map(|(pattern, end)| quote!(::core::result::Result::Ok(#pattern) => #end,));
@@ -116,11 +122,15 @@ fn atomic(flow: &Flow, phase: &Phase) -> TokenStream {
 
 /// No transaction: what the outside answered is carried on.
 fn external(flow: &Flow, phase: &Phase) -> TokenStream {
-    let taken = Taken::by_phase(phase);
-    let reads = taken.reads(flow);
-    let lent = quote_spanned!(blame(&phase.signature.capability)=> &call);
-    let call = taken.call(&phase.name, lent);
-    let entered = entered(flow, phase, call);
+    let takes = phase.takes();
+    let reconcile = flow
+        .reconcile_at(&phase.arrow.from)
+        .filter(|_| phase.has_intent());
+    let reconciling = reconcile.map(Reconcile::takes);
+    let takers: Vec<&Takes<'_>> = [&takes].into_iter().chain(&reconciling).collect();
+    let reads = reads(flow, &takers);
+    let call = call(&phase.name, lent_call(&takes), &takes);
+    let entered = entered(&phase.name, returned(flow, phase), call);
     let mut ends = ends(flow, phase);
     let end = match ends.pop() {
         Some((_, end)) if ends.is_empty() => end,
@@ -132,33 +142,79 @@ fn external(flow: &Flow, phase: &Phase) -> TokenStream {
             quote!(match value { #(#ends)* })
         }
     };
+    if !phase.has_intent() {
+        return quote! {
+            #reads
+            let call = attempt.external(phase)?;
+            let value = #entered?;
+            #end
+        };
+    }
+    let (unknown, span) = match reconcile {
+        Some(reconcile) => (reconciled(flow, phase, reconcile), blame(&reconcile.name)),
+        None => (
+            quote!(return ::core::result::Result::Err(attempt.unreconciled(phase))),
+            Span::call_site(),
+        ),
+    };
+    let called = quote_spanned!(blame(&phase.name)=> #entered?);
+    // Both fns give the same type; where no phase takes the value, it is here that they are compared.
+    let value = quote_spanned! {span=>
+        match intended {
+            ::idempotent_core::__private::Intended::Call => #called,
+            ::idempotent_core::__private::Intended::Unknown => #unknown,
+        }
+    };
     quote! {
         #reads
+        let intended = attempt.intend(phase).await?;
         let call = attempt.external(phase)?;
-        let value = #entered?;
+        let value = #value;
         #end
     }
 }
 
-fn lent_tx(capability: &Option<Ty>) -> TokenStream {
-    quote_spanned!(blame(capability)=> &mut tx.lend())
+/// The call may have been made: the outside is asked, and what it says stands for what the phase gives.
+fn reconciled(flow: &Flow, phase: &Phase, reconcile: &Reconcile) -> TokenStream {
+    let takes = reconcile.takes();
+    let call = call(&reconcile.name, lent_call(&takes), &takes);
+    let returned = returned(flow, phase);
+    let returned = quote!(::idempotent_core::Reconciled<#returned>);
+    let entered = entered(&reconcile.name, returned, call);
+    let value = quote_spanned!(blame(&reconcile.name)=> attempt.reconciled(phase, asked)?);
+    quote! {{
+        let asked = #entered?;
+        #value
+    }}
 }
 
-/// The user's phase, run. It is told here what it must return, in full: the one place where the
-/// compiler can hold what it does return against that, and the error lands on the phase's name.
-fn entered(flow: &Flow, phase: &Phase, call: TokenStream) -> TokenStream {
+fn lent_tx(takes: &Takes<'_>) -> TokenStream {
+    quote_spanned!(blame(&takes.signature.capability)=> &mut tx.lend())
+}
+
+fn lent_call(takes: &Takes<'_>) -> TokenStream {
+    quote_spanned!(blame(&takes.signature.capability)=> &call)
+}
+
+/// What the phase must return: what is stored where it leads.
+fn returned(flow: &Flow, phase: &Phase) -> TokenStream {
     let carried = phase.arrow.to.iter().map(|to| match flow.payload(to) {
         _ if *to == FINISHED => quote!(::idempotent_core::Reply<_>),
         Some(ty) => quote!(#ty),
         None => quote!(_),
     });
-    let returned = if phase.has_branches() {
+    if phase.has_branches() {
         let outcome = items::outcome_name(flow, phase);
         quote!(#outcome<#(#carried),*>)
     } else {
         quote!(#(#carried)*)
-    };
-    quote_spanned!(blame(&phase.name)=> attempt.enter::<#returned, _>(phase, #call).await)
+    }
+}
+
+/// The user's fn, run. It is told here what it must return, in full: the one place where the
+/// compiler can hold what it does return against that, and the error lands on the fn's name.
+fn entered(name: &Ident, returned: TokenStream, call: TokenStream) -> TokenStream {
+    quote_spanned!(blame(name)=> attempt.enter::<#returned, _>(phase, #call).await)
 }
 
 /// For each branch, the pattern of what the phase returned and what is done with it.
@@ -180,15 +236,15 @@ fn arrive(flow: &Flow, phase: &Phase, to: &Ident) -> TokenStream {
     // One that cannot be stored is reported once, at the fn that takes it or else at the one that returns it.
     let cause = flow.payload(to).or(phase.signature.output.as_ref());
     let span = blame(cause);
-    match (phase.kind, *to == FINISHED) {
-        (MarkKind::External, false) => {
+    match (phase.is_external(), *to == FINISHED) {
+        (true, false) => {
             quote_spanned!(span=> attempt.carry(#recovery_point::#to, value).await)
         }
-        (MarkKind::External, true) => quote_spanned!(span=> attempt.finish_external(value).await),
-        (_, false) => {
+        (true, true) => quote_spanned!(span=> attempt.finish_external(value).await),
+        (false, false) => {
             quote_spanned!(span=> attempt.checkpoint(tx, #recovery_point::#to, value).await)
         }
-        (_, true) => quote_spanned!(span=> attempt.finish(tx, value).await),
+        (false, true) => quote_spanned!(span=> attempt.finish(tx, value).await),
     }
 }
 
@@ -245,9 +301,9 @@ fn reject(flow: &Flow) -> TokenStream {
 
 /// One transaction: the user's statements and the rejection.
 fn rejection(flow: &Flow, handler: &Handler, at: &Ident) -> TokenStream {
-    let taken = Taken::by_handler(handler, at);
-    let reads = taken.reads(flow);
-    let call = taken.call(&handler.name, lent_tx(&handler.signature.capability));
+    let takes = handler.takes(at);
+    let reads = reads(flow, &[&takes]);
+    let call = call(&handler.name, lent_tx(&takes), &takes);
     let entered =
         quote_spanned!(blame(&handler.name)=> attempt.enter_rejection(handler, #call).await);
     quote! {
@@ -261,71 +317,42 @@ fn rejection(flow: &Flow, handler: &Handler, at: &Ident) -> TokenStream {
     }
 }
 
-/// What a fn of the user's takes, behind `&self` and its capability.
-struct Taken<'a> {
-    values: Vec<(&'a Ident, &'a Ty)>,
-    takes_rejection: bool,
-    request: Option<&'a Ty>,
+/// `let at_ride_created: Ride = attempt.value(RideFlowRecoveryPoint::RideCreated)?;`, for all values
+/// that the fns take, each once.
+fn reads(flow: &Flow, takers: &[&Takes<'_>]) -> TokenStream {
+    let recovery_point = items::recovery_point_name(flow);
+    let mut values: Vec<(&Ident, &Ty)> = Vec::new();
+    for (point, ty) in takers.iter().flat_map(|takes| takes.values()) {
+        if !values.iter().any(|(read, _)| *read == point) {
+            values.push((point, ty));
+        }
+    }
+    let read = |(point, ty): (&Ident, &Ty)| {
+        let stored_as = flow.payload(point).unwrap_or(ty);
+        let local = local(point, Span::call_site());
+        let value = quote_spanned!(blame(stored_as)=> attempt.value(#recovery_point::#point));
+        quote!(let #local: #stored_as = #value?;)
+    };
+    values.into_iter().map(read).collect()
 }
 
-impl<'a> Taken<'a> {
-    fn by_phase(phase: &'a Phase) -> Self {
-        let values = phase
-            .value()
-            .map(|ty| (&phase.arrow.from, ty))
-            .into_iter()
-            .chain(phase.with())
-            .collect();
-        Self {
-            values,
-            takes_rejection: false,
-            request: phase.signature.request.as_ref(),
-        }
-    }
-
-    fn by_handler(handler: &'a Handler, at: &'a Ident) -> Self {
-        let values = handler
-            .value()
-            .map(|ty| (at, ty))
-            .into_iter()
-            .chain(handler.with())
-            .collect();
-        let signature = &handler.signature;
-        Self {
-            values,
-            takes_rejection: signature.takes_rejection,
-            request: signature.request.as_ref(),
-        }
-    }
-
-    /// `let at_ride_created: Ride = attempt.value(RideFlowRecoveryPoint::RideCreated)?;`
-    fn reads(&self, flow: &Flow) -> TokenStream {
-        let recovery_point = items::recovery_point_name(flow);
-        let read = |(point, ty): &(&Ident, &Ty)| {
-            let stored_as = flow.payload(point).unwrap_or(ty);
-            let local = local(point, Span::call_site());
-            let value = quote_spanned!(blame(stored_as)=> attempt.value(#recovery_point::#point));
-            quote!(let #local: #stored_as = #value?;)
-        };
-        self.values.iter().map(read).collect()
-    }
-
-    /// `Self::charge(self, &call, &at_ride_created, request)`
-    fn call(&self, name: &Ident, capability: TokenStream) -> TokenStream {
-        let values = self.values.iter().map(|(point, ty)| {
-            let span = blame(ty);
-            let local = local(point, span);
-            quote_spanned!(span=> &#local)
-        });
-        let rejection = self.takes_rejection.then(|| quote!(rejection));
-        let request = self.request.map(|ty| quote_spanned!(blame(ty)=> request));
-        let arguments = [capability]
-            .into_iter()
-            .chain(values)
-            .chain(rejection)
-            .chain(request);
-        quote_spanned!(blame(name)=> Self::#name(self, #(#arguments),*))
-    }
+/// `Self::charge(self, &call, &at_ride_created, request)`
+fn call(name: &Ident, capability: TokenStream, takes: &Takes<'_>) -> TokenStream {
+    let values = takes.values().into_iter().map(|(point, ty)| {
+        let span = blame(ty);
+        let local = local(point, span);
+        quote_spanned!(span=> &#local)
+    });
+    let signature = takes.signature;
+    let rejection = signature.takes_rejection.then(|| quote!(rejection));
+    let request = signature.request.as_ref();
+    let request = request.map(|ty| quote_spanned!(blame(ty)=> request));
+    let arguments = [capability]
+        .into_iter()
+        .chain(values)
+        .chain(rejection)
+        .chain(request);
+    quote_spanned!(blame(name)=> Self::#name(self, #(#arguments),*))
 }
 
 fn local(point: &Ident, span: Span) -> Ident {

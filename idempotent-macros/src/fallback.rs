@@ -22,6 +22,7 @@ pub(crate) fn flow(block: &Block, flow: &Flow) -> TokenStream {
     let (impl_generics, _, where_clause) = generics.split_for_impl();
     let recovery_points = items::recovery_points(block, flow);
     let outcomes = items::outcomes(block, flow);
+    let reference = items::reference(block, flow);
     let recovery_point = items::recovery_point_name(flow);
     let request = flow
         .request()
@@ -33,6 +34,8 @@ pub(crate) fn flow(block: &Block, flow: &Flow) -> TokenStream {
         #recovery_points
 
         #outcomes
+
+        #reference
 
         #cfgs
         impl #impl_generics ::idempotent_core::Flow for #self_ty #where_clause {

@@ -3,9 +3,9 @@
 
 use proc_macro2::Ident;
 
-use crate::attr::MarkKind;
 use crate::errors::Errors;
 use crate::graph::{Arrows, FINISHED, STARTED};
+use crate::marks::MarkKind;
 use crate::model::{Flow, Phase};
 use crate::text::{did_you_mean, suggestion};
 
@@ -90,7 +90,7 @@ pub(crate) fn report(flow: &Flow, arrows: &Arrows, errors: &mut Errors) {
 fn mark(phase: &Phase) -> &'static str {
     match phase.kind {
         MarkKind::External => "external",
-        MarkKind::Atomic | MarkKind::OnReject => "atomic",
+        _ => "atomic",
     }
 }
 

@@ -4,7 +4,7 @@
 
 use proc_macro2::Ident;
 
-use crate::attr::Arrow;
+use crate::marks::Arrow;
 
 pub(crate) const STARTED: &str = "Started";
 pub(crate) const FINISHED: &str = "Finished";

@@ -8,6 +8,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+mod asides;
 mod attr;
 mod docs;
 mod errors;
@@ -16,10 +17,13 @@ mod fallback;
 mod gaps;
 mod graph;
 mod items;
+mod marks;
 mod model;
 mod options;
 mod parameters;
 mod parse;
+mod phase_options;
+mod renames;
 mod signature;
 mod stored;
 mod text;
@@ -87,6 +91,11 @@ use crate::errors::Errors;
 /// | `isolation = "serializable"` | atomic | Also `"read committed"` and `"repeatable read"`; the database's default if not given. |
 /// | `key = "charge"` | external | The name of the call, from which its key is derived; the fn's name if not given. Pin it when you rename the fn. |
 /// | `checkpoint = "eager"` | external | Commits the result by itself, and not with the atomic phase that follows. |
+/// | `retries = 3` | both | How often the phase is repeated, within the request, when it asks for a retry: 1 to 100 times; not at all if not given. |
+/// | `backoff = "200ms..5s"` | both | The longest first pause between `retries`, and the longest of all; `"200ms..5s"` if not given. |
+/// | `at_most_once` | external | The outside does not know a repeated call by its key: see [below](#calls-that-may-not-be-repeated). |
+/// | `dedupes_for = "24h"` | external | The outside knows a repeated call by its key for so long, and no longer: see [below](#calls-that-may-not-be-repeated). |
+/// | `renamed_from(B = "old_b")` | both | Older versions stored the point `B`, to which this arrow leads, under this name: flows that stand there go on. |
 ///
 /// # Parameters
 ///
@@ -115,10 +124,30 @@ use crate::errors::Errors;
 /// these points. It takes `&mut Tx<'_>`, the point's value, what `with(..)` asks for, `&Rejection` and the request, each
 /// only if it wants it, and returns `Result<(), E>`.
 ///
+/// # Calls that may not be repeated
+///
+/// A call whose answer was lost is made again, with the same derived key; that is safe as long as the outside knows the
+/// key. Where it does not (`at_most_once`), or does not any more (the first try may be longer ago than `dedupes_for`), the
+/// call is announced in the flow's row before it is made, and one that may have been made before is not made again.
+/// Instead a fn may ask the outside what became of it:
+///
+/// ```ignore
+/// #[external(Packed -> Sent, at_most_once)]
+/// async fn send(&self, call: &External<'_>, parcel: &Parcel) -> Result<Label, CarrierError> { .. }
+///
+/// #[reconcile(Packed)]
+/// async fn look_up(&self, call: &External<'_>, parcel: &Parcel) -> Result<Reconciled<Label>, CarrierError> { .. }
+/// ```
+///
+/// `#[reconcile(P)]` names the point that the call's phase leaves. The fn takes what that phase may take, and gives in
+/// `Reconciled::Happened` what that phase gives (with branches, the outcome; at `Finished`, the `Reply<T>`); the flow goes
+/// on as if the phase had given it. After `DidNot` and `Unknown`, and where there is no such fn, an operator decides.
+///
 /// # What it makes
 ///
 /// Beside the block, which comes back without the marks and otherwise as it was: the enum of the recovery points
-/// (`RideFlowRecoveryPoint`), the enums of the outcomes, the implementation of `Flow`, and on the block's page of the
+/// (`RideFlowRecoveryPoint`), the enums of the outcomes, the reference by which a phase of another flow stages this one
+/// (`RideFlowReference`, unless the request's type depends on the flow's parameters), the implementation of `Flow`, and on the block's page of the
 /// documentation the table and the diagram of the transitions. `#[cfg]` on the block holds for all of it.
 #[proc_macro_attribute]
 pub fn idempotent_flow(

@@ -1,12 +1,14 @@
-//! The flow as the later stages see it: phases with their arrows and what they take, and the fns that
-//! follow a rejection. Nothing in here is checked yet; that is [`validate`](crate::validate).
+//! The flow as the later stages see it: phases with their arrows and what they take, the fns that
+//! follow a rejection, and those that ask what became of a call. Nothing in here is checked yet; that is [`validate`](crate::validate).
 
 use proc_macro2::{Ident, Span};
 
-use crate::attr::{self, Arrow, FlowOptions, MarkKind, PhaseOptions};
+use crate::attr::FlowOptions;
 use crate::errors::Errors;
-use crate::graph::{Arrows, STARTED};
+use crate::graph::{Arrows, FINISHED, STARTED};
+use crate::marks::{self, Arrow, MarkKind};
 use crate::parse::{Block, Marked};
+use crate::phase_options::{PhaseOptions, Rename};
 use crate::signature::{self, Signature, Ty};
 use crate::text::plain;
 
@@ -17,6 +19,7 @@ pub(crate) struct Flow {
     pub(crate) options: FlowOptions,
     pub(crate) phases: Vec<Phase>,
     pub(crate) handlers: Vec<Handler>,
+    pub(crate) reconciles: Vec<Reconcile>,
     /// Some arrow could not be read, so that gaps in the graph say nothing.
     pub(crate) incomplete: bool,
 }
@@ -40,6 +43,23 @@ pub(crate) struct Handler {
     pub(crate) signature: Signature,
 }
 
+/// A `reconcile` fn.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Reconcile {
+    pub(crate) name: Ident,
+    /// The point from which the call is made.
+    pub(crate) at: Ident,
+    pub(crate) with: Vec<Ident>,
+    pub(crate) signature: Signature,
+}
+
+/// What one fn is given when it is called at a point.
+pub(crate) struct Takes<'a> {
+    pub(crate) at: &'a Ident,
+    with: &'a [Ident],
+    pub(crate) signature: &'a Signature,
+}
+
 /// Puts the flow together from what was read.
 pub(crate) fn flow(block: &Block, options: FlowOptions, errors: &mut Errors) -> Flow {
     let mut flow = Flow {
@@ -47,6 +67,7 @@ pub(crate) fn flow(block: &Block, options: FlowOptions, errors: &mut Errors) -> 
         options,
         phases: Vec::new(),
         handlers: Vec::new(),
+        reconciles: Vec::new(),
         incomplete: block.incomplete,
     };
     for marked in &block.marked {
@@ -81,28 +102,39 @@ impl Flow {
             );
         }
         let arguments = mark.arguments.clone();
-        if kind == MarkKind::OnReject {
-            let (at, options) = attr::on_reject(&mark.name, arguments, errors);
-            let signature = signature::read(kind, &marked.signature, errors);
-            self.handlers.push(Handler {
-                name: name.clone(),
-                at,
-                with: options.with,
-                signature,
-            });
-            return;
-        }
-        let (arrow, options) = attr::phase(kind, &mark.name, arguments, errors);
-        let signature = signature::read(kind, &marked.signature, errors);
-        match arrow {
-            Some(arrow) => self.phases.push(Phase {
-                name: name.clone(),
-                kind,
-                arrow,
-                options,
-                signature,
-            }),
-            None => self.incomplete = true,
+        match kind {
+            MarkKind::Atomic | MarkKind::External => {
+                let (arrow, options) = marks::phase(kind, &mark.name, arguments, errors);
+                let signature = signature::read(kind, &marked.signature, errors);
+                self.incomplete |= arrow.is_none();
+                self.phases.extend(arrow.map(|arrow| Phase {
+                    name: name.clone(),
+                    kind,
+                    arrow,
+                    options,
+                    signature,
+                }));
+            }
+            MarkKind::OnReject => {
+                let (at, options) = marks::on_reject(&mark.name, arguments, errors);
+                let signature = signature::read(kind, &marked.signature, errors);
+                self.handlers.push(Handler {
+                    name: name.clone(),
+                    at,
+                    with: options.with,
+                    signature,
+                });
+            }
+            MarkKind::Reconcile => {
+                let (at, options) = marks::reconcile(&mark.name, arguments, errors);
+                let signature = signature::read(kind, &marked.signature, errors);
+                self.reconciles.extend(at.map(|at| Reconcile {
+                    name: name.clone(),
+                    at,
+                    with: options.with,
+                    signature,
+                }));
+            }
         }
     }
 
@@ -122,64 +154,41 @@ impl Flow {
         [end(STARTED)]
             .into_iter()
             .chain(between)
-            .chain([end(crate::graph::FINISHED)])
+            .chain([end(FINISHED)])
             .collect()
+    }
+
+    /// Every fn of the flow, at each point where it is called: the phases, then the others.
+    fn takers(&self) -> impl Iterator<Item = Takes<'_>> {
+        let phases = self.phases.iter().map(Phase::takes);
+        let handlers = self
+            .handlers
+            .iter()
+            .flat_map(|handler| handler.at.iter().map(|at| handler.takes(at)));
+        let reconciles = self.reconciles.iter().map(Reconcile::takes);
+        phases.chain(handlers).chain(reconciles)
     }
 
     /// The type of the value that is stored at a point: that which its takers take. None if nobody
     /// takes it; then it may be any.
     pub(crate) fn payload(&self, point: &Ident) -> Option<&Ty> {
-        let leaving = self
-            .phases
-            .iter()
-            .filter(|phase| phase.arrow.from == *point)
-            .find_map(|phase| phase.value());
-        let rejecting = || {
-            self.handlers
-                .iter()
-                .filter(|handler| handler.at.contains(point))
-                .find_map(Handler::value)
+        let here = self
+            .takers()
+            .filter(|takes| takes.at == point)
+            .find_map(|takes| takes.value());
+        let ahead = || {
+            self.takers()
+                .find_map(|takes| takes.asked().find(|(asked, _)| *asked == point))
         };
-        let asking = || {
-            self.asked()
-                .find(|(_, asked, _)| *asked == point)
-                .map(|(_, _, ty)| ty)
-        };
-        leaving.or_else(rejecting).or_else(asking)
+        here.or_else(|| ahead().map(|(_, ty)| ty))
     }
 
-    /// Everything that is asked for by `with(..)`: where, which point's value, and as which type.
-    fn asked(&self) -> impl Iterator<Item = (&Ident, &Ident, &Ty)> {
-        let phases = self.phases.iter().flat_map(|phase| {
-            phase
-                .with()
-                .map(move |(point, ty)| (&phase.arrow.from, point, ty))
-        });
-        let handlers = self.handlers.iter().flat_map(|handler| {
-            handler
-                .at
-                .iter()
-                .flat_map(move |at| handler.with().map(move |(point, ty)| (at, point, ty)))
-        });
-        phases.chain(handlers)
-    }
-
-    /// Whether some phase or `on_reject` fn takes the value of `point` at `at` or ahead of it.
+    /// Whether some fn takes the value of `point` at `at` or ahead of it.
     pub(crate) fn is_taken_from(&self, at: &Ident, point: &Ident) -> bool {
         let arrows = self.arrows();
-        let ahead = |taker: &Ident| arrows.leads(&at.to_string(), &taker.to_string());
-        let leaving = self
-            .phases
-            .iter()
-            .any(|phase| phase.arrow.from == *point && phase.value().is_some());
-        let rejecting = self
-            .handlers
-            .iter()
-            .any(|handler| handler.at.contains(point) && handler.value().is_some());
-        ((leaving || rejecting) && ahead(point))
-            || self
-                .asked()
-                .any(|(taker, asked, _)| asked == point && ahead(taker))
+        self.takers()
+            .filter(|takes| arrows.leads(&at.to_string(), &takes.at.to_string()))
+            .any(|takes| takes.values().iter().any(|(taken, _)| *taken == point))
     }
 
     /// The points whose values are stored while the flow stands at `at`.
@@ -202,32 +211,49 @@ impl Flow {
             .phases
             .iter()
             .filter(|phase| phase.arrow.from == STARTED);
-        let all = self
-            .phases
-            .iter()
-            .map(|phase| &phase.signature)
-            .chain(self.handlers.iter().map(|handler| &handler.signature));
+        let all = self.takers().map(|takes| takes.signature);
         first
             .map(|phase| &phase.signature)
             .chain(all)
             .find_map(|signature| signature.request.as_ref())
     }
+
+    /// The fn that asks what became of a call that is made from this point.
+    pub(crate) fn reconcile_at(&self, point: &Ident) -> Option<&Reconcile> {
+        self.reconciles
+            .iter()
+            .find(|reconcile| reconcile.at == *point)
+    }
+
+    /// The names under which older versions stored a point.
+    pub(crate) fn old_names(&self, point: &Ident) -> Vec<&str> {
+        self.renames()
+            .filter(|rename| rename.point == *point)
+            .map(|rename| rename.old.value.as_str())
+            .collect()
+    }
+
+    pub(crate) fn renames(&self) -> impl Iterator<Item = &Rename> {
+        self.phases.iter().flat_map(|phase| &phase.options.renames)
+    }
 }
 
 impl Phase {
-    /// The value of the point it leaves, if it takes it.
-    pub(crate) fn value(&self) -> Option<&Ty> {
-        leading_value(&self.signature, &self.options.with)
+    pub(crate) fn takes(&self) -> Takes<'_> {
+        Takes {
+            at: &self.arrow.from,
+            with: &self.options.with,
+            signature: &self.signature,
+        }
     }
 
-    /// The values it asks for by `with(..)`.
-    pub(crate) fn with(&self) -> impl Iterator<Item = (&Ident, &Ty)> {
-        self.options.with.iter().zip(
-            self.signature
-                .values
-                .iter()
-                .skip(usize::from(self.value().is_some())),
-        )
+    pub(crate) fn is_external(&self) -> bool {
+        self.kind == MarkKind::External
+    }
+
+    /// Its call may not, or not for ever, be made again: it may have to be announced, and asked about.
+    pub(crate) fn has_intent(&self) -> bool {
+        self.options.at_most_once || self.options.dedupes_for_millis.is_some()
     }
 
     /// The name of the outside call, from which its key is derived.
@@ -244,26 +270,43 @@ impl Phase {
 }
 
 impl Handler {
-    /// The value of the point at which it is called, if it takes it.
-    pub(crate) fn value(&self) -> Option<&Ty> {
-        leading_value(&self.signature, &self.with)
-    }
-
-    /// The values it asks for by `with(..)`.
-    pub(crate) fn with(&self) -> impl Iterator<Item = (&Ident, &Ty)> {
-        self.with.iter().zip(
-            self.signature
-                .values
-                .iter()
-                .skip(usize::from(self.value().is_some())),
-        )
+    /// What it is given for a rejection at one of its points.
+    pub(crate) fn takes<'a>(&'a self, at: &'a Ident) -> Takes<'a> {
+        Takes {
+            at,
+            with: &self.with,
+            signature: &self.signature,
+        }
     }
 }
 
-/// There is one value more than `with(..)` asks for: the first is that of the point itself.
-fn leading_value<'a>(signature: &'a Signature, with: &[Ident]) -> Option<&'a Ty> {
-    signature
-        .values
-        .first()
-        .filter(|_| signature.values.len() > with.len())
+impl Reconcile {
+    pub(crate) fn takes(&self) -> Takes<'_> {
+        Takes {
+            at: &self.at,
+            with: &self.with,
+            signature: &self.signature,
+        }
+    }
+}
+
+impl<'a> Takes<'a> {
+    /// The value of the point itself, if it takes it: there is one value more than `with(..)` asks for.
+    pub(crate) fn value(&self) -> Option<&'a Ty> {
+        let values = &self.signature.values;
+        values.first().filter(|_| values.len() > self.with.len())
+    }
+
+    /// The values it asks for by `with(..)`.
+    pub(crate) fn asked(&self) -> impl Iterator<Item = (&'a Ident, &'a Ty)> + use<'a> {
+        let values = &self.signature.values;
+        let first = usize::from(self.value().is_some());
+        self.with.iter().zip(values.iter().skip(first))
+    }
+
+    /// All values, in the order of the parameters: of which point, and as which type.
+    pub(crate) fn values(&self) -> Vec<(&'a Ident, &'a Ty)> {
+        let own = self.value().map(|ty| (self.at, ty));
+        own.into_iter().chain(self.asked()).collect()
+    }
 }

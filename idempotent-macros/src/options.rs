@@ -2,31 +2,35 @@
 //! split at commas before any option is looked at, so that one that cannot be read does not hide the
 //! mistakes in the others.
 //!
-//! Deliberately absent: which options there are. That is [`attr`](crate::attr).
+//! Deliberately absent: which options there are. That is in [`attr`](crate::attr) and [`phase_options`](crate::phase_options).
 
 use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use quote::ToTokens;
-use syn::parse::Parser;
+use syn::parse::{ParseStream, Parser};
 use syn::punctuated::Punctuated;
-use syn::{LitStr, Token};
+use syn::{LitInt, LitStr, Token};
 
-use crate::attr::Isolation;
 use crate::errors::Errors;
-use crate::text::{Text, list, millis, suggestion};
+use crate::phase_options::{Isolation, Rename};
+use crate::text::{Text, list, millis, snake_case, suggestion};
 
-/// The options seen so far, to find those given twice.
+/// The options seen so far, to find those given twice and those that do not go together.
 #[derive(Default)]
-pub(crate) struct Seen(Vec<String>);
+pub(crate) struct Seen(Vec<Ident>);
 
 impl Seen {
     pub(crate) fn twice(&mut self, name: &Ident, errors: &mut Errors) -> bool {
-        let written = name.to_string();
-        let twice = self.0.contains(&written);
+        let twice = self.0.contains(name);
         if twice {
-            errors.on(name, format!("`{written}` is given twice"));
+            errors.on(name, format!("`{name}` is given twice"));
         }
-        self.0.push(written);
+        self.0.push(name.clone());
         twice
+    }
+
+    /// Where the option is written, if it is.
+    pub(crate) fn named(&self, name: &str) -> Option<&Ident> {
+        self.0.iter().find(|seen| *seen == name)
     }
 }
 
@@ -35,6 +39,8 @@ pub(crate) struct Opt {
     pub(crate) name: Ident,
     value: TokenStream,
     parenthesised: bool,
+    /// A word, and nothing behind it.
+    is_bare: bool,
 }
 
 /// Splits at the commas that are not inside of brackets.
@@ -54,6 +60,7 @@ pub(crate) fn option(chunk: TokenStream, errors: &mut Errors) -> Option<Opt> {
             name,
             value: TokenStream::new(),
             parenthesised: false,
+            is_bare: true,
         }),
         (Some(TokenTree::Ident(name)), Some(TokenTree::Punct(equals)))
             if equals.as_char() == '=' =>
@@ -62,6 +69,7 @@ pub(crate) fn option(chunk: TokenStream, errors: &mut Errors) -> Option<Opt> {
                 name,
                 value: tokens.collect(),
                 parenthesised: false,
+                is_bare: false,
             })
         }
         (Some(TokenTree::Ident(name)), Some(TokenTree::Group(group)))
@@ -71,6 +79,7 @@ pub(crate) fn option(chunk: TokenStream, errors: &mut Errors) -> Option<Opt> {
                 name,
                 value: group.stream(),
                 parenthesised: true,
+                is_bare: false,
             })
         }
         _ => {
@@ -119,6 +128,104 @@ impl Opt {
             );
         }
         Some((millis?, text.span))
+    }
+
+    /// `backoff = "200ms..5s"`
+    pub(crate) fn range(&self, form: &str, errors: &mut Errors) -> Option<(u64, u64, Span)> {
+        let text = self.text(form, errors)?;
+        let ends = text.value.split_once("..");
+        let ends = ends.and_then(|(first, last)| Some((millis(first)?, millis(last)?)));
+        if ends.is_none() {
+            errors.at(
+                text.span,
+                format!("\"{}\" is no range of durations: write two of them, each a whole number and a unit (`ms`, `s`, `m`, `h` or `d`), as in `{form}`", text.value),
+            );
+        }
+        let (first, last) = ends?;
+        Some((first, last, text.span))
+    }
+
+    /// `retries = 3`
+    pub(crate) fn retries(&self, errors: &mut Errors) -> Option<u32> {
+        let number = match syn::parse2::<LitInt>(self.value.clone()) {
+            Ok(number) if !self.parenthesised && number.suffix().is_empty() => number,
+            _ => {
+                errors.on(
+                    self.blamed(),
+                    "`retries` takes a whole number: `retries = 3`",
+                );
+                return None;
+            }
+        };
+        let times = number.base10_parse().ok();
+        let times = times.filter(|times| (1..=100).contains(times));
+        if times.is_none() {
+            errors.on(
+                &number,
+                format!("a phase is repeated 1 to 100 times, not {number}; without `retries` it is not repeated before the client is asked to retry"),
+            );
+        }
+        times
+    }
+
+    /// `at_most_once`
+    pub(crate) fn stands_alone(&self, errors: &mut Errors) -> bool {
+        if !self.is_bare {
+            errors.on(
+                self.blamed(),
+                format!(
+                    "`{0}` takes no value: write `{0}` alone, or leave it out",
+                    self.name
+                ),
+            );
+        }
+        true
+    }
+
+    /// `renamed_from(RideCreated = "ride_made")`
+    pub(crate) fn renames(&self, errors: &mut Errors) -> Vec<Rename> {
+        let rename = |input: ParseStream<'_>| {
+            let point = input.parse()?;
+            input.parse::<Token![=]>()?;
+            let literal: LitStr = input.parse()?;
+            let (value, span) = (literal.value(), literal.span());
+            Ok(Rename {
+                point,
+                old: Text { value, span },
+            })
+        };
+        let parser = |input: ParseStream<'_>| {
+            Punctuated::<Rename, Token![,]>::parse_terminated_with(input, rename)
+        };
+        let renames = match parser.parse2(self.value.clone()) {
+            Ok(renames) if self.parenthesised && !renames.is_empty() => renames,
+            _ => {
+                errors.on(
+                    self.blamed(),
+                    "`renamed_from` takes points of this arrow and the names under which older versions stored them: `renamed_from(RideCreated = \"ride_made\")`",
+                );
+                return Vec::new();
+            }
+        };
+        let (stored, odd): (Vec<_>, Vec<_>) = renames
+            .into_iter()
+            .partition(|rename| is_stored_name(&rename.old.value));
+        for Rename { old, .. } in odd {
+            let snake = snake_case(&old.value);
+            let meant = if is_stored_name(&snake) {
+                format!("; it was stored as \"{snake}\"")
+            } else {
+                String::new()
+            };
+            errors.at(
+                old.span,
+                format!(
+                    "no version stored a point as \"{}\": points are stored in snake_case{meant}",
+                    old.value
+                ),
+            );
+        }
+        stored
     }
 
     pub(crate) fn points(&self, errors: &mut Errors) -> Vec<Ident> {
@@ -177,4 +284,10 @@ impl Opt {
         }
         true
     }
+}
+
+fn is_stored_name(name: &str) -> bool {
+    name.starts_with(char::is_alphabetic)
+        && name.chars().all(|c| c.is_alphanumeric() || c == '_')
+        && snake_case(name) == name
 }

@@ -4,8 +4,8 @@
 use proc_macro2::Ident;
 use syn::{Pat, Type};
 
-use crate::attr::MarkKind;
 use crate::errors::Errors;
+use crate::marks::MarkKind;
 use crate::signature::{Signature, Ty, readable, without_groups};
 use crate::text::plain;
 
@@ -81,7 +81,7 @@ pub(crate) fn capability<'p, 'a>(
         .partition(|parameter| parameter.is_capability());
     let (own, form) = match kind {
         MarkKind::Atomic | MarkKind::OnReject => ("Tx", Form::Mutable),
-        MarkKind::External => ("External", Form::Shared),
+        MarkKind::External | MarkKind::Reconcile => ("External", Form::Shared),
     };
     let expected = kind.capability();
     let is_own = |parameter: &Parameter<'_>| parameter.type_name().is_some_and(|name| name == own);
@@ -92,6 +92,9 @@ pub(crate) fn capability<'p, 'a>(
             }
             MarkKind::OnReject => {
                 "an `on_reject` fn takes `&mut Tx<'_>` and makes no outside call: it runs in the transaction that stores the rejection; work that needs the outside again is a branch of the flow"
+            }
+            MarkKind::Reconcile => {
+                "a `reconcile` fn takes `&External<'_>`: it asks the outside what became of a call, and holds no transaction while it waits"
             }
             MarkKind::External => {
                 "an external phase takes `&External<'_>`: it holds no transaction while it waits; store the result in the `#[atomic(..)]` phase that follows"
@@ -163,7 +166,10 @@ pub(crate) fn take(
         if kind != MarkKind::OnReject {
             errors.on(
                 &parameter.whole.ty,
-                "a phase has no rejection to look at; `#[on_reject(..)]` fns do",
+                format!(
+                    "{} has no rejection to look at; `#[on_reject(..)]` fns do",
+                    kind.what()
+                ),
             );
         } else if parameter.form != Form::Shared {
             errors.on(

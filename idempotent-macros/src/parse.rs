@@ -13,7 +13,7 @@ use crate::errors::Errors;
 use crate::text::{did_you_mean, list};
 
 /// The attributes that are ours inside of the block.
-pub(crate) const MARKS: [&str; 3] = ["atomic", "external", "on_reject"];
+pub(crate) const MARKS: [&str; 4] = ["atomic", "external", "on_reject", "reconcile"];
 
 /// The user's impl block.
 pub(crate) struct Block {
@@ -444,7 +444,7 @@ mod tests {
         assert_eq!(
             errors,
             [
-                "there is no `#[atomc]` in a flow; did you mean `#[atomic(..)]`? (a fn may be marked `atomic`, `external` and `on_reject`)"
+                "there is no `#[atomc]` in a flow; did you mean `#[atomic(..)]`? (a fn may be marked `atomic`, `external`, `on_reject` and `reconcile`)"
             ]
         );
     }

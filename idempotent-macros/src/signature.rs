@@ -10,8 +10,8 @@ use proc_macro2::TokenStream;
 use quote::ToTokens;
 use syn::{FnArg, GenericParam, ReturnType, Type};
 
-use crate::attr::MarkKind;
 use crate::errors::Errors;
+use crate::marks::MarkKind;
 use crate::parameters::{Parameter, capability, take};
 
 /// A type as the user wrote it.
@@ -78,14 +78,14 @@ impl MarkKind {
     pub(crate) fn capability(self) -> &'static str {
         match self {
             Self::Atomic | Self::OnReject => "&mut Tx<'_>",
-            Self::External => "&External<'_>",
+            Self::External | Self::Reconcile => "&External<'_>",
         }
     }
 
     pub(crate) fn parameter(self) -> &'static str {
         match self {
             Self::Atomic | Self::OnReject => "tx: &mut Tx<'_>",
-            Self::External => "call: &External<'_>",
+            Self::External | Self::Reconcile => "call: &External<'_>",
         }
     }
 
@@ -94,6 +94,7 @@ impl MarkKind {
             Self::Atomic => "an atomic phase",
             Self::External => "an external phase",
             Self::OnReject => "an `on_reject` fn",
+            Self::Reconcile => "a `reconcile` fn",
         }
     }
 }
@@ -184,6 +185,7 @@ fn output(kind: MarkKind, signature: &syn::Signature, errors: &mut Errors) -> Op
     let name = &signature.ident;
     let form = match kind {
         MarkKind::OnReject => "Result<(), E>",
+        MarkKind::Reconcile => "Result<Reconciled<T>, E>",
         MarkKind::Atomic | MarkKind::External => "Result<T, E>",
     };
     let why = "the error says whether a failure is retried, waited for, a final answer or a bug";
@@ -262,8 +264,20 @@ mod tests {
     }
 
     #[test]
+    fn the_form_of_a_reconcile_fn() {
+        let (signature, errors) = read_as(
+            MarkKind::Reconcile,
+            parse_quote! {
+                async fn check(&self, call: &External<'_>, ride: &Ride, request: &R) -> Result<Reconciled<Charge>, E>
+            },
+        );
+        assert_eq!(errors, [""; 0]);
+        assert!(signature.values.len() == 1 && signature.request.is_some());
+    }
+
+    #[test]
     fn each_departure_is_reported() {
-        let cases: [(MarkKind, syn::Signature, &str); 16] = [
+        let cases: [(MarkKind, syn::Signature, &str); 19] = [
             (
                 MarkKind::Atomic,
                 parse_quote!(fn f(&self, tx: &mut Tx<'_>) -> Result<(), E>),
@@ -343,6 +357,21 @@ mod tests {
                 MarkKind::OnReject,
                 parse_quote!(async fn f(&self, tx: &mut Tx<'_>) -> (u8, u8)),
                 "not `(u8, u8)`",
+            ),
+            (
+                MarkKind::Reconcile,
+                parse_quote!(async fn f(&self, tx: &mut Tx<'_>) -> Result<Reconciled<()>, E>),
+                "a `reconcile` fn takes `&External<'_>`",
+            ),
+            (
+                MarkKind::Reconcile,
+                parse_quote!(async fn f(&self, call: &External<'_>)),
+                "returns a `Result<Reconciled<T>, E>`",
+            ),
+            (
+                MarkKind::Reconcile,
+                parse_quote!(async fn f(&self, call: &External<'_>, r: &Rejection) -> Result<Reconciled<()>, E>),
+                "a `reconcile` fn has no rejection",
             ),
         ];
         for (kind, signature, message) in cases {

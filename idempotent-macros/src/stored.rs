@@ -4,9 +4,9 @@
 use proc_macro2::{Ident, Literal, TokenStream};
 use quote::{quote, quote_spanned};
 
-use crate::attr::{Isolation, MarkKind};
 use crate::items::{self, blame};
 use crate::model::{Flow, Phase};
+use crate::phase_options::Isolation;
 use crate::text::{plain, snake_case};
 
 fn stored(point: &Ident) -> String {
@@ -22,7 +22,10 @@ pub(crate) fn graph(flow: &Flow) -> TokenStream {
         let name = stored(&point);
         let keeps = flow.keeps(&point);
         let keeps = keeps.iter().map(stored);
-        quote!(::idempotent_core::__private::Point::new(#name, &[#(#keeps),*]))
+        let old_names = flow.old_names(&point);
+        let renamed_from =
+            (!old_names.is_empty()).then(|| quote!(.renamed_from(&[#(#old_names),*])));
+        quote!(::idempotent_core::__private::Point::new(#name, &[#(#keeps),*]) #renamed_from)
     });
     let phases = flow.phases.iter().map(phase_in_graph);
     let handlers = flow.handlers.iter().map(|handler| {
@@ -30,6 +33,13 @@ pub(crate) fn graph(flow: &Flow) -> TokenStream {
         let at = handler.at.iter().map(stored);
         quote!(::idempotent_core::__private::OnReject::new(#name, &[#(#at),*]))
     });
+    let reconciles = flow.reconciles.iter().map(|reconcile| {
+        let name = plain(&reconcile.name);
+        let at = stored(&reconcile.at);
+        quote!(::idempotent_core::__private::Reconcile::new(#name, #at))
+    });
+    let reconciles =
+        (!flow.reconciles.is_empty()).then(|| quote!(.reconciles(&[#(#reconciles),*])));
     quote! {
         const GRAPH: &'static ::idempotent_core::__private::Graph = &::idempotent_core::__private::Graph::new(
             #name,
@@ -38,7 +48,7 @@ pub(crate) fn graph(flow: &Flow) -> TokenStream {
             &[#(#points),*],
             &[#(#phases),*],
             &[#(#handlers),*],
-        );
+        ) #reconciles;
     }
 }
 
@@ -46,22 +56,19 @@ fn phase_in_graph(phase: &Phase) -> TokenStream {
     let name = plain(&phase.name);
     let from = stored(&phase.arrow.from);
     let to = phase.arrow.to.iter().map(stored);
-    let made = match phase.kind {
-        MarkKind::External => {
-            let call = phase.call_name();
-            quote!(::idempotent_core::__private::Phase::external(#name, #from, &[#(#to),*], #call))
-        }
-        MarkKind::Atomic | MarkKind::OnReject => {
-            quote!(::idempotent_core::__private::Phase::atomic(#name, #from, &[#(#to),*]))
-        }
+    let options = &phase.options;
+    let made = if phase.is_external() {
+        let call = phase.call_name();
+        quote!(::idempotent_core::__private::Phase::external(#name, #from, &[#(#to),*], #call))
+    } else {
+        quote!(::idempotent_core::__private::Phase::atomic(#name, #from, &[#(#to),*]))
     };
-    let timeout = phase
-        .options
+    let timeout = options
         .timeout_millis
         .map(Literal::u64_unsuffixed)
         .map(|millis| quote!(.timeout_millis(#millis)));
-    let eager = phase.options.eager.then(|| quote!(.eager()));
-    let isolation = phase.options.isolation.map(|isolation| {
+    let eager = options.eager.then(|| quote!(.eager()));
+    let isolation = options.isolation.map(|isolation| {
         let level = match isolation {
             Isolation::ReadCommitted => quote!(ReadCommitted),
             Isolation::RepeatableRead => quote!(RepeatableRead),
@@ -69,10 +76,20 @@ fn phase_in_graph(phase: &Phase) -> TokenStream {
         };
         quote!(.isolation(::idempotent_core::__private::Isolation::#level))
     });
-    quote!(#made #timeout #eager #isolation)
+    let retries = options.retries.map(Literal::u32_unsuffixed).map(|times| {
+        let first = Literal::u64_unsuffixed(options.backoff.first_millis);
+        let longest = Literal::u64_unsuffixed(options.backoff.longest_millis);
+        quote!(.retries(#times, #first, #longest))
+    });
+    let at_most_once = options.at_most_once.then(|| quote!(.at_most_once()));
+    let dedupes_for = options
+        .dedupes_for_millis
+        .map(Literal::u64_unsuffixed)
+        .map(|millis| quote!(.dedupes_for_millis(#millis)));
+    quote!(#made #timeout #eager #isolation #retries #at_most_once #dedupes_for)
 }
 
-/// Whether what is stored at a point can be read: all that this point's phases and those ahead take.
+/// Whether what is stored at a point can be read: all that the fns at this point and ahead take.
 pub(crate) fn check(flow: &Flow) -> TokenStream {
     let recovery_point = items::recovery_point_name(flow);
     let mut nothing_to_read = Vec::new();

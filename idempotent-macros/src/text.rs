@@ -5,6 +5,11 @@ use std::fmt::Display;
 
 use proc_macro2::{Ident, Span};
 
+pub(crate) const SECOND: u64 = 1_000;
+pub(crate) const MINUTE: u64 = 60 * SECOND;
+pub(crate) const HOUR: u64 = 60 * MINUTE;
+pub(crate) const DAY: u64 = 24 * HOUR;
+
 /// A string the user wrote, and where.
 #[derive(Debug, Clone)]
 pub(crate) struct Text {
@@ -116,10 +121,10 @@ pub(crate) fn millis(duration: &str) -> Option<u64> {
     let (number, unit) = duration.split_at(digits);
     let unit = match unit {
         "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
+        "s" => SECOND,
+        "m" => MINUTE,
+        "h" => HOUR,
+        "d" => DAY,
         _ => return None,
     };
     number.parse::<u64>().ok()?.checked_mul(unit)
@@ -127,12 +132,7 @@ pub(crate) fn millis(duration: &str) -> Option<u64> {
 
 /// Writes milliseconds as the user would: in the largest unit that fits.
 pub(crate) fn duration(millis: u64) -> String {
-    let units = [
-        (86_400_000, "d"),
-        (3_600_000, "h"),
-        (60_000, "m"),
-        (1_000, "s"),
-    ];
+    let units = [(DAY, "d"), (HOUR, "h"), (MINUTE, "m"), (SECOND, "s")];
     units
         .into_iter()
         .find(|(unit, _)| millis >= *unit && millis.is_multiple_of(*unit))

@@ -3,15 +3,19 @@
 //! and names both ends: a gap between two phases is one mistake, though it leaves one point unreached
 //! and another one a dead end.
 //!
+//! The fns beside the phases are checked in [`asides`], gaps in [`gaps`], old names in [`renames`].
+//!
 //! Deliberately absent: whether types fit. The macro sees tokens; the expansion makes the compiler ask.
 
-use proc_macro2::{Ident, Span};
+use proc_macro2::Ident;
 
-use crate::attr::MarkKind;
+use crate::asides;
 use crate::errors::Errors;
 use crate::gaps;
 use crate::graph::{Arrows, FINISHED, STARTED};
-use crate::model::{Flow, Handler, Phase};
+use crate::marks::Arrow;
+use crate::model::{Flow, Phase};
+use crate::renames;
 use crate::text::{list, snake_case, suggestion};
 
 /// Reports everything that is wrong with the flow as a whole.
@@ -48,7 +52,8 @@ pub(crate) fn flow(flow: &Flow, errors: &mut Errors) {
         );
         values(phase, errors);
     }
-    handlers(flow, &arrows, errors);
+    asides::report(flow, &arrows, errors);
+    renames::report(flow, errors);
 }
 
 /// Two points must not be stored under one name.
@@ -90,7 +95,7 @@ fn call_names(flow: &Flow, errors: &mut Errors) {
     let externals: Vec<&Phase> = flow
         .phases
         .iter()
-        .filter(|phase| phase.kind == MarkKind::External)
+        .filter(|phase| phase.is_external())
         .collect();
     for (index, phase) in externals.iter().enumerate() {
         let name = phase.call_name();
@@ -112,7 +117,13 @@ fn call_names(flow: &Flow, errors: &mut Errors) {
 }
 
 /// `with(P)` is given what P stored, so P must lie on every way to here.
-fn with(with: &[Ident], at: &[&Ident], flow: &Flow, arrows: &Arrows, errors: &mut Errors) {
+pub(crate) fn with(
+    with: &[Ident],
+    at: &[&Ident],
+    flow: &Flow,
+    arrows: &Arrows,
+    errors: &mut Errors,
+) {
     let points = flow.points();
     for (index, asked) in with.iter().enumerate() {
         if *asked == STARTED {
@@ -156,7 +167,7 @@ fn with(with: &[Ident], at: &[&Ident], flow: &Flow, arrows: &Arrows, errors: &mu
 fn values(phase: &Phase, errors: &mut Errors) {
     let Phase {
         name,
-        arrow: crate::attr::Arrow { from, .. },
+        arrow: Arrow { from, .. },
         signature,
         options,
         ..
@@ -178,7 +189,7 @@ fn values(phase: &Phase, errors: &mut Errors) {
 }
 
 /// There are as many values as `with(..)` asks for, and one more for the point itself.
-fn count(name: &Ident, at: &Ident, given: usize, with: &[Ident], errors: &mut Errors) {
+pub(crate) fn count(name: &Ident, at: &Ident, given: usize, with: &[Ident], errors: &mut Errors) {
     let leading = usize::from(*at != STARTED);
     if (with.len()..=with.len() + leading).contains(&given) {
         return;
@@ -207,71 +218,4 @@ fn count(name: &Ident, at: &Ident, given: usize, with: &[Ident], errors: &mut Er
             values(with.len() + leading)
         ),
     );
-}
-
-fn handlers(flow: &Flow, arrows: &Arrows, errors: &mut Errors) {
-    let points = flow.points();
-    let mut seen: Vec<(&Ident, &Handler)> = Vec::new();
-    for handler in &flow.handlers {
-        for at in &handler.at {
-            let known = points.contains(at);
-            if *at == FINISHED {
-                errors.on(at, "nothing is rejected at `Finished`: the reply is stored");
-            } else if !known {
-                let names: Vec<String> = points
-                    .iter()
-                    .map(Ident::to_string)
-                    .filter(|name| name != FINISHED)
-                    .collect();
-                let names = || names.iter().map(String::as_str);
-                errors.on(
-                    at,
-                    format!(
-                        "this flow has no point `{at}`{} (a phase may reject at {})",
-                        suggestion(&at.to_string(), names()),
-                        list(names())
-                    ),
-                );
-            } else if !arrows.is_left(at) {
-                errors.on(at, format!("nobody leaves `{at}`, so no phase can reject there and `{}` would never be called", handler.name));
-            }
-            match seen.iter().find(|(point, _)| *point == at) {
-                Some((_, other)) if other.name == handler.name => {
-                    errors.on(at, format!("`{at}` is named twice"))
-                }
-                Some((_, other)) => errors.on(
-                    at,
-                    format!(
-                        "a rejection at `{at}` is taken care of by `{}` already",
-                        other.name
-                    ),
-                ),
-                None => seen.push((at, handler)),
-            }
-        }
-        let at: Vec<&Ident> = handler
-            .at
-            .iter()
-            .filter(|at| points.contains(at) && **at != FINISHED)
-            .collect();
-        if !at.is_empty() {
-            with(&handler.with, &at, flow, arrows, errors);
-        }
-        let started = Ident::new(STARTED, Span::call_site());
-        if let Some(first) = handler
-            .at
-            .iter()
-            .find(|at| **at == STARTED)
-            .map(|_| &started)
-            .or(handler.at.first())
-        {
-            count(
-                &handler.name,
-                first,
-                handler.signature.values.len(),
-                &handler.with,
-                errors,
-            );
-        }
-    }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::keys::KeysArgs;
+
 /// A ride service whose requests take effect once, whatever happens.
 ///
 /// Without a command it serves. Without DATABASE_URL it starts a private PostgreSQL of its own.
@@ -36,6 +38,8 @@ pub enum Command {
         #[command(flatten)]
         database: DatabaseArgs,
     },
+    /// See idempotency keys, and help flows that need it. Works beside a running server.
+    Keys(KeysArgs),
 }
 
 /// What can be done with users.
@@ -72,6 +76,17 @@ pub struct ServeArgs {
     /// handed on, and goes on in another process or after the next start.
     #[arg(long, default_value = "5s", value_parser = parse_duration)]
     pub shutdown_grace: Duration,
+    /// Which gateway.
+    #[command(flatten)]
+    pub payments: PaymentsArgs,
+    /// Which database.
+    #[command(flatten)]
+    pub database: DatabaseArgs,
+}
+
+/// How to charge.
+#[derive(Debug, Clone, Args)]
+pub struct PaymentsArgs {
     /// Charge through this gateway instead of a private one.
     #[arg(long, env = "GATEWAY_URL", value_name = "URL")]
     pub gateway_url: Option<String>,
@@ -83,9 +98,6 @@ pub struct ServeArgs {
         value_name = "KEY"
     )]
     pub gateway_key: Option<String>,
-    /// Which database.
-    #[command(flatten)]
-    pub database: DatabaseArgs,
 }
 
 /// How to run the gateway.
@@ -99,7 +111,7 @@ pub struct GatewayArgs {
     pub database: DatabaseArgs,
 }
 
-fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let millis = match unit {
@@ -107,7 +119,8 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
         "s" => 1_000,
         "m" => 60_000,
         "h" => 3_600_000,
-        _ => return Err("write a number and a unit: 500ms, 15s, 2m, 1h".to_owned()),
+        "d" => 86_400_000,
+        _ => return Err("write a number and a unit: 500ms, 15s, 2m, 1h, 2d".to_owned()),
     };
     let number: u64 = number
         .parse()

@@ -9,6 +9,7 @@ pub mod cli;
 pub mod database;
 pub mod flow;
 pub mod gateway;
+pub mod keys;
 pub mod payments;
 mod rides;
 pub mod serve;

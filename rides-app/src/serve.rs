@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt::Display;
 use std::future::IntoFuture;
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -11,16 +11,18 @@ use idempotent_core::{Engine, FlowOptions};
 use sqlx::postgres::PgPool;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use crate::app::{App, router};
-use crate::cli::{Cli, Command, DatabaseArgs, GatewayArgs, ServeArgs, UsersCommand};
+use crate::cli::{Cli, Command, DatabaseArgs, GatewayArgs, PaymentsArgs, ServeArgs, UsersCommand};
 use crate::database::{Database, migrate};
 use crate::flow::RideFlow;
 use crate::gateway::{self, Gateway};
+use crate::keys;
 use crate::payments::GatewayClient;
 use crate::users;
 
-type Failure = Box<dyn Error + Send + Sync>;
+pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
 /// How long the last answers have to get out.
 const LAST_ANSWERS: Duration = Duration::from_millis(100);
@@ -45,17 +47,18 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             command: UsersCommand::Add { name },
             database,
         }) => add_user(&database, &name),
+        Some(Command::Keys(args)) => keys::run(&args),
     }
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     Ok(tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?)
 }
 
 /// A closed stdout is no reason to stop serving.
-fn say(line: impl Display) {
+pub(crate) fn say(line: impl Display) {
     let mut stdout = std::io::stdout();
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
 }
@@ -80,25 +83,8 @@ async fn serve_from(database: &Database, args: &ServeArgs) -> Result<(), Failure
     }
 
     let (stop, stopping) = watch::channel(false);
-    let gateway_key = args.gateway_key.as_deref().unwrap_or(DEMO_GATEWAY_KEY);
-    let (gateway_url, private_gateway) = match &args.gateway_url {
-        Some(url) => (url.clone(), None),
-        None => {
-            let listener = listen("127.0.0.1:0".parse()?).await?;
-            let url = format!("http://{}", listener.local_addr()?);
-            let gateway = Gateway::new(database.pool(10));
-            gateway.migrate().await?;
-            (
-                url,
-                Some(tokio::spawn(gateway::serve(
-                    listener,
-                    gateway,
-                    told(stopping.clone()),
-                ))),
-            )
-        }
-    };
-    let payments = GatewayClient::new(&gateway_url, gateway_key, GATEWAY_TIMEOUT)?;
+    let outside = Outside::start(database, &args.payments, told(stopping.clone())).await?;
+    let payments = outside.client(&args.payments)?;
 
     let mut options = FlowOptions::new();
     if let Some(lease) = args.lease {
@@ -116,7 +102,7 @@ async fn serve_from(database: &Database, args: &ServeArgs) -> Result<(), Failure
 
     let listener = listen(args.listen).await?;
     let address = listener.local_addr()?;
-    announce(address, database, &gateway_url, private_gateway.is_some());
+    announce(address, database, &outside.url, outside.private.is_some());
 
     let server = axum::serve(listener, router(app))
         .with_graceful_shutdown(told(stopping))
@@ -143,11 +129,49 @@ async fn serve_from(database: &Database, args: &ServeArgs) -> Result<(), Failure
         served = async { tokio::join!(server, interrupted).0 } => served?,
         () = overdue(stop.subscribe(), grace) => say("stopping with connections still open"),
     }
-    if let Some(gateway) = private_gateway {
-        gateway.await??;
-    }
+    outside.stopped().await?;
     let _ = tokio::time::timeout(Duration::from_secs(2), pool.close()).await;
     Ok(())
+}
+
+/// Where charges go: the gateway that was named, or a private one on the same database.
+pub(crate) struct Outside {
+    url: String,
+    private: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl Outside {
+    pub(crate) async fn start(
+        database: &Database,
+        args: &PaymentsArgs,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<Self, Failure> {
+        if let Some(url) = &args.gateway_url {
+            return Ok(Self {
+                url: url.clone(),
+                private: None,
+            });
+        }
+        let listener = listen("127.0.0.1:0".parse()?).await?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let gateway = Gateway::new(database.pool(10));
+        gateway.migrate().await?;
+        let private = Some(tokio::spawn(gateway::serve(listener, gateway, stop)));
+        Ok(Self { url, private })
+    }
+
+    pub(crate) fn client(&self, args: &PaymentsArgs) -> Result<GatewayClient, Failure> {
+        let key = args.gateway_key.as_deref().unwrap_or(DEMO_GATEWAY_KEY);
+        Ok(GatewayClient::new(&self.url, key, GATEWAY_TIMEOUT)?)
+    }
+
+    /// After it was told to stop.
+    pub(crate) async fn stopped(self) -> Result<(), Failure> {
+        if let Some(gateway) = self.private {
+            gateway.await??;
+        }
+        Ok(())
+    }
 }
 
 fn announce(address: SocketAddr, database: &Database, gateway_url: &str, gateway_is_private: bool) {
@@ -221,7 +245,7 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
     })
 }
 
-fn no_database(error: &sqlx::migrate::MigrateError) -> Failure {
+pub(crate) fn no_database(error: &sqlx::migrate::MigrateError) -> Failure {
     format!("the database cannot be used: {error}; check DATABASE_URL, or leave it unset to use a private one").into()
 }
 

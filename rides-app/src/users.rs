@@ -68,6 +68,14 @@ async fn find_by_token(pool: &PgPool, token: &str) -> Result<Option<Uuid>, sqlx:
         .await
 }
 
+/// The id of the user of that name.
+pub(crate) async fn find_by_name(pool: &PgPool, name: &str) -> Result<Option<Uuid>, sqlx::Error> {
+    sqlx::query_scalar("SELECT id FROM users WHERE name = $1")
+        .bind(name)
+        .fetch_optional(pool)
+        .await
+}
+
 /// Adds a user with a token. False: there is one of that name.
 pub async fn add(pool: &PgPool, name: &str, token: &str) -> Result<bool, sqlx::Error> {
     let added = sqlx::query("INSERT INTO users (id, name, token_hash) VALUES ($1, $2, $3) ON CONFLICT (name) DO NOTHING")

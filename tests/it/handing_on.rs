@@ -155,7 +155,6 @@ impl idempotent_core::PhaseFailure for ParentError {
 #[idempotent_flow(name = "parent", lease = "15s", retention = "48h")]
 impl Parent {
     #[atomic(Started -> Finished)]
-    #[allow(clippy::ptr_arg, reason = "what is lent is what is stored")]
     async fn stage(
         &self,
         tx: &mut Tx<'_>,

@@ -22,6 +22,8 @@ mod handing_on;
 mod hardening;
 mod hardening_flows;
 mod leases;
+mod once;
+mod operators;
 mod proxy;
 mod rides;
 mod start_up;

@@ -358,7 +358,7 @@ async fn only_call_again_clears_an_intent() {
     let details = desk.operator.show(id).await.unwrap();
     assert_eq!(details.intent, Some(json!({"name": "pay"})));
     desk.operator.retry(id, true).await.unwrap();
-    assert_eq!(desk.row(id).await["intent"], Value::Null);
+    assert_eq!(desk.row(id).await["intent"], json!({"again": true}));
     let entry = desk.last_entry(id).await;
     assert_eq!(
         (&entry["call_again"], &entry["intent"]),
@@ -824,7 +824,7 @@ async fn the_program_retries_completes_and_reaps() {
     let shown = rides.json(&["show", &stuck]).await;
     assert_eq!(
         (&shown["intent"], &shown["state"]),
-        (&Value::Null, &json!("due"))
+        (&json!({"again": true}), &json!("due"))
     );
     let entry = shown["timeline"].as_array().unwrap().last().unwrap();
     assert_eq!(

@@ -167,7 +167,8 @@ impl Script {
         self.acts().get_mut(phase)?.pop_front()
     }
 
-    async fn play(&self, phase: &'static str) -> Result<(), TripError> {
+    /// Does what comes next in the phase.
+    pub async fn play(&self, phase: &'static str) -> Result<(), TripError> {
         match self.take(phase) {
             None => Ok(()),
             Some(Act::Wait(gate)) => {

@@ -246,6 +246,7 @@ impl Attempt {
                 created_at: known.created_at,
                 age: known.age,
                 intent: known.intent,
+                call_again: known.call_again,
             };
             return Ok(self.adopt(next, taken, granted, connection));
         }

@@ -39,8 +39,8 @@ impl Attempt {
         let PhaseKind::External { call, .. } = phase.kind() else {
             return Err(self.stop("an atomic phase may not call the outside"));
         };
-        let announced = self.intent.as_ref().filter(|intent| intent.call == call);
-        let announced = announced.map(|intent| intent.age);
+        // By any name: one phase leaves a point, and the fn may have been renamed since.
+        let announced = self.intent.as_ref().map(|intent| intent.age);
         let (age, since) = self.age;
         match (phase.repeatable(), announced) {
             (Repeatable::Always, _) => return Ok(Intended::Call),

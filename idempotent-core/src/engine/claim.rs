@@ -139,6 +139,7 @@ impl<F: Flow> Handle<F> {
                     created_at: known.created_at,
                     age: known.age,
                     intent: known.intent,
+                    call_again: known.call_again,
                 };
                 let lease = Lease::of::<F>(known.id, taken)?;
                 Ok(Some(Granted::Lease(lease)))
@@ -297,7 +298,7 @@ impl Lease {
             point: stored.point,
             state: stored.state,
             age: taken.age,
-            is_fresh: false,
+            is_fresh: taken.call_again,
             intent: taken.intent,
         })
     }

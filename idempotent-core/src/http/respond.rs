@@ -147,7 +147,10 @@ impl Profile {
 /// What the client is told. What went wrong inside is for the log: it may name tables or hosts.
 fn detail(error: &RunError) -> String {
     match error {
-        RunError::Invalid(_) | RunError::Mismatch | RunError::InProgress { .. } | RunError::Stuck => error.to_string(),
+        RunError::Invalid(_) | RunError::Mismatch | RunError::InProgress { .. } => error.to_string(),
+        RunError::Stuck => "Nothing is lost, but a retry does not help now. Contact support and name your idempotency key; \
+                            once it is resolved, the same request with the same key gets its answer. Do not send it with a new key."
+            .to_owned(),
         _ => "It is safe to retry: send the same request with the same key. What was done is kept and is not done again."
             .to_owned(),
     }

@@ -223,7 +223,8 @@ impl fmt::Debug for KeyDetails {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LastError {
-    /// `retry`, `wait` or `stop`; `lost` where the attempt ended without a word.
+    /// `retry`, `wait`, `stop`; `park` where a call may have been made and may not be repeated;
+    /// `lost` where the attempt ended without a word.
     pub class: String,
     /// The phase that failed.
     pub phase: String,
@@ -241,7 +242,7 @@ pub struct LastError {
 pub struct Event {
     /// When.
     pub at: SystemTime,
-    /// What: `created`, how an attempt ended (`retry`, `wait`, `stop`, `release`, `lost`), what a person did
+    /// What: `created`, how an attempt ended (`retry`, `wait`, `stop`, `park`, `release`, `lost`), what a person did
     /// (`operator retry`, `operator resolve`, `operator release`), `stuck`, `finished`.
     pub event: String,
     /// What else was noted: `phase`, `message`, `by`, …

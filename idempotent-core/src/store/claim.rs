@@ -21,11 +21,12 @@ macro_rules! lease_over {
 
 pub(super) use lease_over;
 
-/// The key's age, and the call that was announced by whoever had the lease: its name and its age.
+/// The key's age; the call that was announced by whoever had the lease, its name and its age; and
+/// whether an operator has said to call again.
 macro_rules! age_and_intent {
     () => {
         "extract(epoch FROM statement_timestamp() - created_at)::float8, intent->>'call',
-         extract(epoch FROM statement_timestamp() - (intent->>'at')::timestamptz)::float8"
+         extract(epoch FROM statement_timestamp() - (intent->>'at')::timestamptz)::float8, intent ? 'again'"
     };
 }
 
@@ -88,6 +89,7 @@ pub(crate) struct Known {
     pub(crate) response: Option<(i16, Value, Vec<u8>)>,
     pub(crate) age: Duration,
     pub(crate) intent: Option<Intent>,
+    pub(crate) call_again: bool,
 }
 
 /// An outside call that was announced, and whose outcome was not stored.
@@ -108,6 +110,8 @@ pub(crate) struct Taken {
     /// Since the key was first seen, by the database's clock.
     pub(crate) age: Duration,
     pub(crate) intent: Option<Intent>,
+    /// An operator knows that the call of the point did not happen.
+    pub(crate) call_again: bool,
 }
 
 /// The settings are made before the row is inserted, and only then: they name no column, and come
@@ -130,7 +134,7 @@ macro_rules! claim_or_read {
             " ON CONFLICT DO NOTHING
                 RETURNING id, created_at)
             SELECT true, id, 1::bigint, 1, created_at, NULL, NULL, NULL, NULL, NULL,
-                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
             FROM fresh
             UNION ALL
             SELECT false, known.* FROM known"
@@ -286,6 +290,7 @@ fn taken(row: &PgRow) -> Result<Taken, sqlx::Error> {
         created_at: timestamp(row, 4)?,
         age: seconds(row, 5)?,
         intent: intent(row, 6)?,
+        call_again: row.try_get::<Option<bool>, _>(8)?.unwrap_or(false),
     })
 }
 
@@ -328,6 +333,7 @@ fn known(row: &PgRow, first: usize) -> Result<Known, sqlx::Error> {
         response,
         age: seconds(row, first + 17)?,
         intent: intent(row, first + 18)?,
+        call_again: row.try_get::<Option<bool>, _>(first + 20)?.unwrap_or(false),
     })
 }
 

@@ -259,7 +259,7 @@ pub(crate) async fn retry_key(
     let statement = sqlx::query(concat!(
         "UPDATE idempotency_keys
          SET attempts = 0, stuck_at = NULL, next_attempt_at = statement_timestamp(), last_error = last_error - 'first_at',
-             intent = CASE WHEN $10 THEN NULL ELSE intent END, ",
+             intent = CASE WHEN $10 THEN '{\"again\": true}' ELSE intent END, ",
         appended!("operator retry", ", 'call_again', $10::boolean, 'intent', CASE WHEN $10 THEN intent END"),
         " FROM set_config('lock_timeout', $6, true) ",
         as_read!()

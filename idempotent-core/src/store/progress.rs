@@ -361,7 +361,7 @@ impl Default for Limits {
 }
 
 /// How many entries the history of a key keeps.
-const HISTORY: i32 = 20;
+pub(super) const HISTORY: i32 = 20;
 
 /// When this point first failed: kept from failure to failure, and begun anew with each point.
 macro_rules! first_at {

@@ -191,9 +191,14 @@ fn what_next(details: &KeyDetails) -> Vec<(&'static str, String)> {
         "take the lease away, if its holder hangs",
         format!("rides-app keys release {id}"),
     );
+    let is_parked = details
+        .last_error
+        .as_ref()
+        .is_some_and(|error| error.class == "park");
     match details.summary.state {
         KeyState::Running => vec![release],
-        KeyState::Stuck if details.intent.is_some() => vec![call_again, resolve],
+        // A call that may have been made: a plain retry would be parked again.
+        KeyState::Stuck if is_parked || details.intent.is_some() => vec![call_again, resolve],
         KeyState::Stuck | KeyState::Waiting => vec![retry, resolve],
         KeyState::Due => vec![(
             "run what is due, without a server",

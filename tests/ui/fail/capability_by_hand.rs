@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 fn transaction<'a>() -> Tx<'a> {
     Tx {
         connection: todo!(),
-        key: todo!(),
+        ..todo!()
     }
 }
 

@@ -1,0 +1,38 @@
+//! A value that no phase takes, of two types.
+
+#![allow(unused)]
+
+use std::convert::Infallible;
+
+use idempotent_core::{External, Reconciled, Reply, Tx, idempotent_flow};
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize)]
+pub struct Order;
+
+pub struct Shop;
+
+#[idempotent_flow(name = "shop")]
+impl Shop {
+    #[atomic(Started -> Placed)]
+    async fn place(&self, tx: &mut Tx<'_>, request: &Order) -> Result<(), Infallible> {
+        todo!()
+    }
+
+    #[external(Placed -> Sent, at_most_once)]
+    async fn send(&self, call: &External<'_>) -> Result<u8, Infallible> {
+        todo!()
+    }
+
+    #[reconcile(Placed)]
+    async fn look_up(&self, call: &External<'_>) -> Result<Reconciled<String>, Infallible> {
+        todo!()
+    }
+
+    #[atomic(Sent -> Finished)]
+    async fn finish(&self, tx: &mut Tx<'_>) -> Result<Reply<()>, Infallible> {
+        todo!()
+    }
+}
+
+fn main() {}

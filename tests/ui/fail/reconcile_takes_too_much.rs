@@ -1,0 +1,50 @@
+//! A fn that asks about a call, and takes a value that is not there, or not as stored.
+
+#![allow(unused)]
+
+use std::convert::Infallible;
+
+use idempotent_core::{External, Reconciled, Reply, Tx, idempotent_flow};
+use serde::{Deserialize, Serialize};
+
+#[derive(Serialize, Deserialize)]
+pub struct Order;
+
+#[derive(Serialize, Deserialize)]
+pub struct Parcel;
+
+#[derive(Serialize, Deserialize)]
+pub struct Label;
+
+pub struct Shop;
+
+#[idempotent_flow(name = "shop")]
+impl Shop {
+    #[atomic(Started -> Placed)]
+    async fn place(&self, tx: &mut Tx<'_>, request: &Order) -> Result<Parcel, Infallible> {
+        todo!()
+    }
+
+    #[external(Placed -> Sent, at_most_once)]
+    async fn send(&self, call: &External<'_>, parcel: &Parcel) -> Result<Label, Infallible> {
+        todo!()
+    }
+
+    #[reconcile(Placed, with(Sent))]
+    async fn look_up(
+        &self,
+        call: &External<'_>,
+        parcel: &Parcel,
+        label: &Label,
+        more: &Label,
+    ) -> Result<Reconciled<Label>, Infallible> {
+        todo!()
+    }
+
+    #[atomic(Sent -> Finished)]
+    async fn finish(&self, tx: &mut Tx<'_>, label: &Label) -> Result<Reply<()>, Infallible> {
+        todo!()
+    }
+}
+
+fn main() {}
