@@ -4,12 +4,14 @@
 use http::StatusCode;
 use idempotent_core::http::Problem;
 use idempotent_core::{
-    DerivedKey, Disposition, External, PhaseFailure, Rejection, Reply, Tx, idempotent_flow,
+    DerivedKey, Disposition, External, PhaseFailure, Rejection, Reply, StageError, Tx,
+    idempotent_flow,
 };
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::payments::{Charge, ChargeRequest, GatewayClient, Handling, PaymentError};
+use crate::receipts::{ReceiptFlowReference, ReceiptRequest};
 use crate::rides;
 
 /// What the outside must be able to do. A trait, so that tests can be the outside.
@@ -126,7 +128,7 @@ impl<P: Payments> RideFlow<P> {
     }
 
     /// Charges the card. The gateway sees the same key however often this runs.
-    #[external(RideCreated -> ChargeCompleted, timeout = "10s")]
+    #[external(RideCreated -> ChargeCompleted, timeout = "10s", dedupes_for = "24h")]
     async fn charge(
         &self,
         call: &External<'_>,
@@ -139,7 +141,7 @@ impl<P: Payments> RideFlow<P> {
             .await?)
     }
 
-    /// Stores the charge, in one transaction with the reply.
+    /// Stores the charge and stages the receipt, in one transaction with the reply.
     #[atomic(ChargeCompleted -> Finished, with(RideCreated))]
     async fn finish(
         &self,
@@ -148,6 +150,11 @@ impl<P: Payments> RideFlow<P> {
         ride: &Ride,
     ) -> Result<Reply<Receipt>, RideError> {
         let amount = rides::set_charged(tx, ride.id, &charge.id).await?;
+        let receipt = ReceiptRequest {
+            ride_id: ride.id,
+            charge_id: charge.id.clone(),
+        };
+        tx.stage(ReceiptFlowReference, "receipt", &receipt)?;
         let location = format!("/api/rides/{}", ride.id);
         let receipt = Receipt {
             ride_id: ride.id,
@@ -176,6 +183,9 @@ pub enum RideError {
     /// The database refused or did not answer.
     #[error("the database: {0}")]
     Database(#[from] sqlx::Error),
+    /// The receipt cannot be staged: a bug.
+    #[error(transparent)]
+    Receipt(#[from] StageError),
     /// The gateway refused or did not answer.
     #[error(transparent)]
     Payment(#[from] PaymentError),
@@ -185,6 +195,7 @@ impl PhaseFailure for RideError {
     fn disposition(&self) -> Disposition {
         let payment = match self {
             Self::Database(error) => return error.disposition(),
+            Self::Receipt(error) => return error.disposition(),
             Self::Payment(payment) => payment,
         };
         match (payment.handling(), payment) {

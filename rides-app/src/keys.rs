@@ -29,6 +29,7 @@ use crate::cli::PaymentsArgs;
 use crate::database::{Database, migrate};
 use crate::flow::{Payments, RideFlow};
 use crate::payments::{Charge, ChargeRequest, PaymentError};
+use crate::receipts::{ReceiptFlow, ReceiptRequest, Receipts};
 use crate::serve::{Failure, Outside, no_database, runtime, say};
 use crate::users;
 
@@ -100,8 +101,13 @@ async fn perform(database: &Database, command: &KeysCommand) -> Result<Said, Fai
     }
 }
 
-async fn engine(pool: PgPool, payments: impl Payments) -> Result<Engine, Failure> {
-    let builder = Engine::builder(pool).flow(RideFlow::new(payments));
+async fn engine(
+    pool: PgPool,
+    payments: impl Payments + Receipts + Clone,
+) -> Result<Engine, Failure> {
+    let builder = Engine::builder(pool)
+        .flow(RideFlow::new(payments.clone()))
+        .flow(ReceiptFlow::new(payments));
     builder.build().await.map_err(|error| match error {
         BuildError::NotMigrated => {
             "there are no keys in this database: serve from it once (`rides-app serve`), or check DATABASE_URL"
@@ -233,7 +239,18 @@ async fn complete(
 }
 
 /// The outside of commands that run no flow.
+#[derive(Clone)]
 struct Nobody;
+
+impl Receipts for Nobody {
+    async fn send(
+        &self,
+        _key: &idempotent_core::DerivedKey,
+        _receipt: &ReceiptRequest,
+    ) -> Result<(), PaymentError> {
+        pending().await
+    }
+}
 
 impl Payments for Nobody {
     async fn charge(

@@ -11,6 +11,7 @@ pub mod flow;
 pub mod gateway;
 pub mod keys;
 pub mod payments;
+pub mod receipts;
 mod rides;
 pub mod serve;
 pub mod users;

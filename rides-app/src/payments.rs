@@ -35,6 +35,7 @@ const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(3600);
 pub struct GatewayClient {
     client: Client,
     charges: Url,
+    receipts: Url,
     authorization: HeaderValue,
 }
 
@@ -82,7 +83,7 @@ impl GatewayClient {
         timeout: Duration,
     ) -> Result<Self, GatewayConfigError> {
         let base = Url::parse(base_url).map_err(|_| GatewayConfigError::Url("it is not a URL"))?;
-        let charges = charges_url(base)?;
+        let [charges, receipts] = endpoints(&base)?;
 
         let mut authorization = HeaderValue::from_str(&format!("Bearer {api_key}"))
             .ok()
@@ -101,6 +102,7 @@ impl GatewayClient {
         Ok(Self {
             client: builder.build().map_err(GatewayConfigError::Client)?,
             charges,
+            receipts,
             authorization,
         })
     }
@@ -111,8 +113,6 @@ impl GatewayClient {
     ///
     /// See [`PaymentError`]; its [`handling`](PaymentError::handling) says what to do.
     pub async fn charge(&self, key: &str, charge: &ChargeRequest) -> Result<Charge, PaymentError> {
-        let mut key = HeaderValue::from_str(key).map_err(|_| PaymentError::Key)?;
-        key.set_sensitive(true);
         let amount = charge.amount_cents.to_string();
         let mut form = vec![
             ("amount", amount.as_str()),
@@ -122,18 +122,46 @@ impl GatewayClient {
         if let Some(description) = &charge.description {
             form.push(("description", description));
         }
+        let (status, body) = self.post(&self.charges, key, &form).await?;
+        charged(status, &body, charge)
+    }
+
+    /// Sends a receipt for a charge, once per `key`.
+    ///
+    /// # Errors
+    ///
+    /// As [`charge`](Self::charge), without a decline.
+    pub async fn send_receipt(
+        &self,
+        key: &str,
+        charge: &str,
+        reference: &str,
+    ) -> Result<(), PaymentError> {
+        let form = [("charge", charge), ("reference", reference)];
+        self.post(&self.receipts, key, &form).await.map(|_| ())
+    }
+
+    /// A call under a key, and what a success says.
+    async fn post(
+        &self,
+        url: &Url,
+        key: &str,
+        form: &[(&str, &str)],
+    ) -> Result<(StatusCode, Vec<u8>), PaymentError> {
+        let mut key = HeaderValue::from_str(key).map_err(|_| PaymentError::Key)?;
+        key.set_sensitive(true);
         let response = self
             .client
-            .post(self.charges.clone())
+            .post(url.clone())
             .header(AUTHORIZATION, self.authorization.clone())
             .header(IDEMPOTENCY_KEY, key)
-            .form(&form)
+            .form(form)
             .send()
             .await
             .map_err(unreachable)?;
         let status = response.status();
         if status.is_success() {
-            return charged(status, &read(response).await?, charge);
+            return Ok((status, read(response).await?));
         }
         if means_try_again(status) {
             return Err(PaymentError::Unavailable {
@@ -271,7 +299,8 @@ fn printable(message: &str) -> String {
         .collect()
 }
 
-fn charges_url(mut base: Url) -> Result<Url, GatewayConfigError> {
+/// Where charges are made and receipts are sent.
+fn endpoints(base: &Url) -> Result<[Url; 2], GatewayConfigError> {
     match base.scheme() {
         "http" => {}
         "https" if cfg!(feature = "tls") => {}
@@ -286,9 +315,12 @@ fn charges_url(mut base: Url) -> Result<Url, GatewayConfigError> {
     if base.query().is_some() || base.fragment().is_some() {
         return Err(GatewayConfigError::Url("it has a query or fragment in it"));
     }
-    let path = format!("{}/v1/charges", base.path().trim_end_matches('/'));
-    base.set_path(&path);
-    Ok(base)
+    let root = base.path().trim_end_matches('/');
+    Ok(["charges", "receipts"].map(|call| {
+        let mut url = base.clone();
+        url.set_path(&format!("{root}/v1/{call}"));
+        url
+    }))
 }
 
 fn is_loopback(url: &Url) -> bool {

@@ -20,6 +20,7 @@ use crate::flow::RideFlow;
 use crate::gateway::{self, Gateway};
 use crate::keys;
 use crate::payments::GatewayClient;
+use crate::receipts::ReceiptFlow;
 use crate::users;
 
 pub(crate) type Failure = Box<dyn Error + Send + Sync>;
@@ -91,7 +92,8 @@ async fn serve_from(database: &Database, args: &ServeArgs) -> Result<(), Failure
         options = options.lease(lease);
     }
     let engine = Engine::builder(pool.clone())
-        .flow_with(RideFlow::new(payments), options)
+        .flow_with(RideFlow::new(payments.clone()), options)
+        .flow_with(ReceiptFlow::new(payments), options)
         .build()
         .await?;
     let workers = engine.workers().start();

@@ -81,8 +81,13 @@ impl World {
             .unwrap();
         assert_eq!(charges, [(charge, 2000)]);
         self.until(
-            "finished",
-            "SELECT bool_and(finished_at IS NOT NULL) FROM idempotency_keys",
+            "finished, the receipt too",
+            "SELECT bool_and(finished_at IS NOT NULL) AND count(*) = 2 FROM idempotency_keys",
+        )
+        .await;
+        self.until(
+            "one receipt was sent",
+            "SELECT count(*) = 1 FROM gateway.receipts WHERE charge = (SELECT charge_id FROM rides)",
         )
         .await;
     }
@@ -169,6 +174,29 @@ async fn a_frozen_server_wakes_up_to_a_finished_flow() {
     } else {
         assert!(matches!(woken.status().as_u16(), 409 | 503));
     }
+    world.holds_one_ride(&receipt).await;
+}
+
+/// The client never comes back, and nobody starts the server for it: the next start finishes the ride.
+#[tokio::test]
+async fn a_ride_ends_without_its_client() {
+    let world = World::start().await;
+    let mut first = world.server("1s").await;
+    let body = json!({"amountCents": 2000, "paymentSource": "tok_gatewayHang"});
+    let (sent, ()) = tokio::join!(send(&first, &body), async {
+        world.until("charged", CHARGED).await;
+        kill(first.pid());
+    });
+    assert!(sent.is_err(), "the client got no answer");
+    first.kill();
+    let second = world.server("1s").await;
+    world
+        .until(
+            "the ride is charged",
+            "SELECT status = 'charged' FROM rides",
+        )
+        .await;
+    let receipt = world.retry(&second, &body).await;
     world.holds_one_ride(&receipt).await;
 }
 

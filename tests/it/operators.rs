@@ -841,7 +841,8 @@ async fn the_program_retries_completes_and_reaps() {
     let completed = rides.json(&["complete"]).await;
     assert_eq!(
         (&completed["finished"], &completed["left"]["due"]),
-        (&json!(1), &json!(0))
+        (&json!(2), &json!(0)),
+        "the ride, and the receipt that it staged"
     );
     let charges = tests::trip::count(&rides.database, "gateway.charges").await;
     assert_eq!(charges, 1);

@@ -417,7 +417,7 @@ async fn a_key_in_bad_form_is_refused_with_the_reason() {
         201
     );
     assert_eq!(
-        tests::trip::count(&rides.database, "idempotency_keys").await,
+        tests::trip::count(&rides.database, "idempotency_keys WHERE flow = 'ride'").await,
         1,
         "refusals use up no key"
     );

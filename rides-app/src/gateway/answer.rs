@@ -10,7 +10,7 @@ use axum::http::{HeaderValue, Method, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use serde::Serialize;
 
-use super::ledger::Charge;
+use super::ledger::{Charge, Receipt};
 
 /// A response, ready to be remembered, replayed or sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,6 +64,18 @@ impl Answer {
 
     pub(super) fn charge(charge: &Charge) -> Self {
         Self::json(StatusCode::OK, &ChargeObject::from(charge))
+    }
+
+    pub(super) fn receipt(receipt: &Receipt) -> Self {
+        let Receipt {
+            id,
+            charge,
+            reference,
+        } = receipt;
+        let value = serde_json::json!({
+            "id": id, "object": "receipt", "charge": charge, "reference": reference,
+        });
+        Self::json(StatusCode::OK, &value)
     }
 
     pub(super) fn charges(charges: &[Charge], has_more: bool) -> Self {

@@ -286,7 +286,7 @@ fn new_charge(call: &ChargeCall, created: i64) -> Charge {
     }
 }
 
-fn ledger_failed(error: &sqlx::Error) -> Answer {
+pub(super) fn ledger_failed(error: &sqlx::Error) -> Answer {
     tracing::error!(%error, "gateway: the ledger failed; the caller is told to repeat the call");
     Answer::failed()
 }

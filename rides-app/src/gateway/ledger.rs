@@ -54,6 +54,45 @@ pub(super) struct Used {
     pub(super) answer: Option<Answer>,
 }
 
+/// A receipt that went out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Receipt {
+    pub(super) id: String,
+    pub(super) charge: String,
+    pub(super) reference: String,
+}
+
+/// Sends a receipt, or says which one went out under this key before.
+///
+/// The update changes nothing; it makes the statement return, and wait for, the row of another call with
+/// the same key.
+pub(super) async fn send_receipt(
+    pool: &PgPool,
+    account: Account,
+    key: &str,
+    charge: &str,
+    reference: &str,
+) -> sqlx::Result<Receipt> {
+    let row = sqlx::query(
+        "INSERT INTO gateway.receipts AS sent (id, account, idempotency_key, charge, reference, created_at)
+         VALUES ($1, $2, $3, $4, $5, statement_timestamp())
+         ON CONFLICT (account, idempotency_key) DO UPDATE SET charge = sent.charge
+         RETURNING id, charge, reference",
+    )
+    .bind(format!("rc_{}", Uuid::new_v4().simple()))
+    .bind(account.0)
+    .bind(key)
+    .bind(charge)
+    .bind(reference)
+    .fetch_one(pool)
+    .await?;
+    Ok(Receipt {
+        id: row.try_get(0)?,
+        charge: row.try_get(1)?,
+        reference: row.try_get(2)?,
+    })
+}
+
 /// Takes a key that was never used. None: it was.
 ///
 /// The unique index decides races between processes. `DO NOTHING` waits for another insert of this key to

@@ -23,14 +23,23 @@ pub(super) async fn run(pool: &PgPool) -> Result<(), MigrationError> {
 }
 
 fn migrator() -> Migrator {
-    let ledger = include_str!("../../migrations/gateway/0001_ledger.sql");
-    let mut migrator = Migrator::with_migrations(vec![Migration::new(
-        1,
-        Cow::Borrowed("ledger"),
-        MigrationType::Simple,
-        ledger.into_sql_str(),
-        false,
-    )]);
+    let migrations = [
+        (
+            1,
+            "ledger",
+            include_str!("../../migrations/gateway/0001_ledger.sql"),
+        ),
+        (
+            2,
+            "receipts",
+            include_str!("../../migrations/gateway/0002_receipts.sql"),
+        ),
+    ];
+    let migrations = migrations.map(|(version, description, sql)| {
+        let (description, sql) = (Cow::Borrowed(description), sql.into_sql_str());
+        Migration::new(version, description, MigrationType::Simple, sql, false)
+    });
+    let mut migrator = Migrator::with_migrations(migrations.into());
     migrator.create_schema("gateway");
     migrator.dangerous_set_table_name("gateway._migrations");
     // A gateway of the version before may start beside a newer one.

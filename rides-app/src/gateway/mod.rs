@@ -32,6 +32,7 @@ mod answer;
 mod charges;
 mod ledger;
 mod migrations;
+mod receipts;
 mod request;
 
 use std::future::{Future, IntoFuture};
@@ -82,7 +83,8 @@ impl Gateway {
         migrations::run(&self.pool).await
     }
 
-    /// The gateway's routes: `POST /v1/charges`, `GET /v1/charges`, `GET /v1/charges/{id}`, `GET /healthz`.
+    /// The gateway's routes: `POST /v1/charges`, `GET /v1/charges`, `GET /v1/charges/{id}`,
+    /// `POST /v1/receipts`, `GET /healthz`.
     pub fn router(&self) -> Router {
         self.routes(Arc::new(watch::Sender::new(false)))
     }
@@ -91,6 +93,7 @@ impl Gateway {
         Router::new()
             .route("/v1/charges", post(charges::create).get(charges::list))
             .route("/v1/charges/{id}", get(charges::retrieve))
+            .route("/v1/receipts", post(receipts::create))
             .route("/healthz", get(async || "ok\n"))
             .fallback(unknown_url)
             .method_not_allowed_fallback(unknown_url)
