@@ -266,7 +266,6 @@ impl Operator {
             }
             let change = Change {
                 standing: &standing,
-                from,
                 by: self.by.as_deref(),
                 longest_pause,
             };

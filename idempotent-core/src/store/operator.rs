@@ -73,7 +73,7 @@ macro_rules! as_read {
         concat!(
             "WHERE id = $1 AND user_id = $2 AND holder IS NOT DISTINCT FROM $3 AND fence = $4 AND ",
             state!("$5"),
-            " = ANY($8) RETURNING ",
+            " = $8 RETURNING ",
             state!("$5")
         )
     };
@@ -92,8 +92,6 @@ pub(crate) struct Standing {
 #[derive(Clone, Copy)]
 pub(crate) struct Change<'a> {
     pub(crate) standing: &'a Standing,
-    /// The states in which it may be made.
-    pub(crate) from: &'static [KeyState],
     pub(crate) by: Option<&'a str>,
     pub(crate) longest_pause: Duration,
 }
@@ -317,7 +315,6 @@ type Statement<'q> = Query<'q, Postgres, PgArguments>;
 /// What all changes are given, from $1 to $9.
 fn bound<'q>(statement: Statement<'q>, change: Change<'q>) -> Statement<'q> {
     let standing = change.standing;
-    let from: Vec<&str> = change.from.iter().map(|state| state.as_str()).collect();
     statement
         .bind(standing.id)
         .bind(&standing.user)
@@ -326,7 +323,7 @@ fn bound<'q>(statement: Statement<'q>, change: Change<'q>) -> Statement<'q> {
         .bind(change.longest_pause.as_secs_f64())
         .bind(LOCK_TIMEOUT)
         .bind(change.by)
-        .bind(from)
+        .bind(standing.state.as_str())
         .bind(HISTORY)
 }
 
