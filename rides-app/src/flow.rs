@@ -150,10 +150,7 @@ impl<P: Payments> RideFlow<P> {
         ride: &Ride,
     ) -> Result<Reply<Receipt>, RideError> {
         let amount = rides::set_charged(tx, ride.id, &charge.id).await?;
-        let receipt = ReceiptRequest {
-            ride_id: ride.id,
-            charge_id: charge.id.clone(),
-        };
+        let receipt = ReceiptRequest::of(ride, charge);
         tx.stage(ReceiptFlowReference, "receipt", &receipt)?;
         let location = format!("/api/rides/{}", ride.id);
         let receipt = Receipt {

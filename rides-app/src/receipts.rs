@@ -6,7 +6,8 @@ use idempotent_core::{DerivedKey, Disposition, External, PhaseFailure, Reply, id
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::payments::{GatewayClient, Handling, PaymentError};
+use crate::flow::Ride;
+use crate::payments::{Charge, GatewayClient, Handling, PaymentError};
 
 /// Who sends receipts.
 pub trait Receipts: Send + Sync + 'static {
@@ -33,6 +34,16 @@ pub struct ReceiptRequest {
     pub ride_id: Uuid,
     /// What was charged for it.
     pub charge_id: String,
+}
+
+impl ReceiptRequest {
+    /// The receipt for a ride that was charged.
+    pub fn of(ride: &Ride, charge: &Charge) -> Self {
+        Self {
+            ride_id: ride.id,
+            charge_id: charge.id.clone(),
+        }
+    }
 }
 
 /// The flow, with the outside that it calls.
