@@ -115,11 +115,15 @@ impl<F: Flow> Handle<F> {
                 return Err(stop("this version has no such recovery point".to_owned()));
             };
             rejection = rejection.filter(|(rejected_at, _)| *rejected_at == at);
-            tracing::debug!(phase, at, "entering");
+            let span = tracing::info_span!("phase", name = phase, at);
             let stepped = match &rejection {
-                None => catch_panic(self.flow.advance(point, attempt, request)).await,
+                None => {
+                    let step = self.flow.advance(point, attempt, request);
+                    catch_panic(step).instrument(span).await
+                }
                 Some((_, rejection)) => {
-                    catch_panic(self.flow.reject(point, attempt, rejection, request)).await
+                    let step = self.flow.reject(point, attempt, rejection, request);
+                    catch_panic(step).instrument(span).await
                 }
             };
             let failure = match stepped {

@@ -376,6 +376,8 @@ macro_rules! first_at {
 /// the two makes a poisoned flow immortal. The result of an external phase that was not stored yet
 /// is stored here (`advance`).
 ///
+/// The attempt that came to a point and failed there is the first at it, although it was granted before.
+///
 /// None: the lease was not ours any more. Else whether the flow is stuck.
 pub(crate) async fn release(
     connection: &mut PgConnection,
@@ -388,18 +390,18 @@ pub(crate) async fn release(
     let rows = sqlx::query(concat!(
         "UPDATE idempotency_keys
          SET holder = NULL, lease_expires_at = NULL, recovery_point = $5, state = $6,
-             attempts = CASE WHEN recovery_point <> $5 THEN 1 WHEN $7 IN ('wait', 'release') THEN greatest(attempts - 1, 0) ELSE attempts END,
+             attempts = CASE WHEN recovery_point <> $5 THEN 1 WHEN $7 IN ('wait', 'release') THEN greatest(attempts - 1, 0) ELSE greatest(attempts, 1) END,
              last_error = CASE WHEN $7 = 'release' THEN last_error ELSE jsonb_build_object('class', $7::text, 'phase', $8::text, 'message', $9::text,
                  'at', statement_timestamp(), 'first_at', ", first_at!(), ") END,
              history = CASE WHEN jsonb_array_length(history) >= $10 THEN history - 0 ELSE coalesce(history, '[]') END
                  || jsonb_build_object('event', $7::text, 'phase', $8::text, 'message', left($9::text, 200),
-                     'attempt', attempts, 'fence', fence, 'at', statement_timestamp()),
+                     'attempt', greatest(attempts, 1), 'fence', fence, 'at', statement_timestamp()),
              next_attempt_at = statement_timestamp() + make_interval(secs => greatest($11,
                  CASE WHEN $7 IN ('wait', 'release') THEN 0 ELSE least($12, $13 * 2 ^ least(attempts, 30)) * $14 END)),
              stuck_at = CASE WHEN CASE $7::text
                  WHEN 'release' THEN false
                  WHEN 'park' THEN true
-                 WHEN 'stop' THEN attempts >= $15
+                 WHEN 'stop' THEN greatest(attempts, 1) >= $15
                  WHEN 'wait' THEN (", first_at!(), ")::timestamptz + make_interval(secs => $16) < statement_timestamp()
                  ELSE attempts >= $17 AND (", first_at!(), ")::timestamptz + make_interval(secs => $18) < statement_timestamp()
                  END THEN statement_timestamp() END
