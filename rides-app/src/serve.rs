@@ -10,6 +10,7 @@ use std::time::Duration;
 use idempotent_core::{Engine, FlowOptions};
 use sqlx::postgres::PgPool;
 use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -102,6 +103,7 @@ async fn serve_from(database: &Database, args: &ServeArgs) -> Result<(), Failure
         rides: engine.handle::<RideFlow<GatewayClient>>()?,
     };
 
+    let mut interrupts = Interrupts::listen()?;
     let listener = listen(args.listen).await?;
     let address = listener.local_addr()?;
     announce(address, database, &outside.url, outside.private.is_some());
@@ -111,7 +113,7 @@ async fn serve_from(database: &Database, args: &ServeArgs) -> Result<(), Failure
         .into_future();
     let grace = args.shutdown_grace;
     let interrupted = async {
-        interrupt().await;
+        interrupts.next().await;
         say(format_args!(
             "stopping: what runs may end within {grace:?}; the rest is handed on"
         ));
@@ -122,7 +124,7 @@ async fn serve_from(database: &Database, args: &ServeArgs) -> Result<(), Failure
         };
         tokio::select! {
             () = handing_on => {}
-            () = interrupt() => {}
+            () = interrupts.next() => {}
         }
         // The answers to what was handed on are still on their way out.
         tokio::time::sleep(LAST_ANSWERS).await;
@@ -224,20 +226,26 @@ async fn told(mut stopping: watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stop| *stop).await;
 }
 
-/// Ctrl-C, or SIGTERM.
-async fn interrupt() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let terminated = async {
-        match signal(SignalKind::terminate()) {
-            Ok(mut terminate) => {
-                terminate.recv().await;
-            }
-            Err(_) => std::future::pending().await,
+/// Ctrl-C and SIGTERM, from the moment this is made: a signal that comes before anybody waits for it
+/// is not lost.
+struct Interrupts {
+    ctrl_c: Signal,
+    terminate: Signal,
+}
+
+impl Interrupts {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            ctrl_c: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.ctrl_c.recv() => {}
+            _ = self.terminate.recv() => {}
         }
-    };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        () = terminated => {}
     }
 }
 
@@ -257,13 +265,14 @@ fn run_gateway(args: &GatewayArgs) -> Result<(), Failure> {
     let served: Result<(), Failure> = runtime.block_on(async {
         let gateway = Gateway::new(database.pool(10));
         gateway.migrate().await?;
+        let mut interrupts = Interrupts::listen()?;
         let listener = listen(args.listen).await?;
         say(format_args!(
             "the gateway listens on http://{}",
             listener.local_addr()?
         ));
         say(format_args!("  database: {}", database.describe()));
-        gateway::serve(listener, gateway, interrupt()).await?;
+        gateway::serve(listener, gateway, async move { interrupts.next().await }).await?;
         Ok(())
     });
     runtime.shutdown_timeout(Duration::from_secs(1));

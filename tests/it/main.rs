@@ -10,6 +10,10 @@
 mod booking;
 
 mod answers;
+mod chaos;
+mod chaos_fleet;
+mod chaos_postgres;
+mod chaos_rolling;
 mod cost;
 mod crash;
 mod doubt;
