@@ -17,6 +17,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Serialize;
 use sqlx::Connection;
 use sqlx::postgres::{PgConnection, PgPool};
 use tokio::sync::Notify;
@@ -24,7 +25,7 @@ use tokio::sync::Notify;
 use crate::attempt::Surroundings;
 use crate::error::{BuildError, InvalidRequest, NotRegistered, RunError};
 use crate::fingerprint::Fingerprint;
-use crate::flow::{Flow, Payload};
+use crate::flow::Flow;
 use crate::graph::Graph;
 use crate::json::{Unstorable, into_storable};
 use crate::key::Key;
@@ -404,9 +405,8 @@ impl Running {
 }
 
 /// A request that was found acceptable, before the database is touched.
-pub(crate) struct Prepared<R> {
+pub(crate) struct Prepared {
     key: Key,
-    request: R,
     body: serde_json::Value,
     fingerprint: Fingerprint,
 }
@@ -452,8 +452,8 @@ impl<F: Flow> Handle<F> {
     }
 }
 
-impl<R: Payload> Prepared<R> {
-    fn new(key: Key, request: R) -> Result<Self, InvalidRequest> {
+impl Prepared {
+    fn new(key: Key, request: impl Serialize) -> Result<Self, InvalidRequest> {
         let body = serde_json::to_value(&request)
             .map_err(|error| InvalidRequest::NotJson(error.to_string()))?;
         let body = into_storable(body).map_err(|error| match error {
@@ -463,14 +463,9 @@ impl<R: Payload> Prepared<R> {
         if key.query.contains('\0') || key.method.contains('\0') {
             return Err(InvalidRequest::Nul);
         }
-        // What the phases see is what a later attempt will read, to the last digit: the outside
-        // refuses a key that comes with other parameters.
-        let request =
-            R::deserialize(&body).map_err(|error| InvalidRequest::NotJson(error.to_string()))?;
         let fingerprint = Fingerprint::new(&key, &body);
         Ok(Self {
             key,
-            request,
             body,
             fingerprint,
         })

@@ -109,8 +109,8 @@ pub enum InvalidRequest {
     /// The request nests too deep to be read back.
     #[error("it nests deeper than 100 levels")]
     TooDeep,
-    /// The request cannot be written as JSON and read back: a bug of its type.
-    #[error("it cannot be written as JSON and read back: {0}")]
+    /// The request cannot be written as JSON: a bug of its type.
+    #[error("it cannot be written as JSON: {0}")]
     NotJson(String),
 }
 

@@ -9,6 +9,9 @@ use http::header::{self, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 use serde::Serialize;
 use serde_json::Value;
+use sqlx::types::Json;
+
+use crate::store::StoredResponse;
 
 /// What a flow answers when it finishes (or rejects): status, headers, and a body sent as JSON.
 ///
@@ -235,17 +238,18 @@ impl StoredReply {
     }
 
     /// The stored columns as a reply; none when they do not hold one.
-    pub(crate) fn from_stored(status: i16, headers: Value, body: Vec<u8>) -> Option<Self> {
-        let status = StatusCode::from_u16(u16::try_from(status).ok()?).ok()?;
-        let pairs: Vec<(String, String)> = serde_json::from_value(headers).ok()?;
+    pub(crate) fn from_stored(stored: StoredResponse) -> Option<Self> {
+        let status = StatusCode::from_u16(u16::try_from(stored.status).ok()?).ok()?;
+        let Json(pairs) = stored.headers;
         let headers = pairs
             .into_iter()
-            .map(|(name, value)| Some((name.parse().ok()?, value.parse().ok()?)))
+            .map(|(name, value)| Some((name.parse().ok()?, value.try_into().ok()?)))
             .collect::<Option<Vec<_>>>()?;
+        let body = Bytes::from(stored.body);
         Some(Self {
             status,
             headers,
-            body: Bytes::from(body),
+            body,
         })
     }
 }
@@ -256,7 +260,13 @@ mod tests {
 
     fn stored_and_read_back(reply: &StoredReply) -> Option<StoredReply> {
         let status = i16::try_from(reply.status().as_u16()).ok()?;
-        StoredReply::from_stored(status, reply.stored_headers(), reply.body().to_vec())
+        let headers = Json(serde_json::from_value(reply.stored_headers()).ok()?);
+        let body = reply.body().to_vec();
+        StoredReply::from_stored(StoredResponse {
+            status,
+            headers,
+            body,
+        })
     }
 
     #[test]

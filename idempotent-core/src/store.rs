@@ -26,7 +26,8 @@ use uuid::Uuid;
 use crate::graph::Isolation;
 
 pub(crate) use claim::{
-    Fresh, Intent, Known, Read, Taken, claim_or_read, read_by_id, take_over, take_over_from_myself,
+    Fresh, Intent, Known, Read, StoredResponse, Taken, claim_or_read, read_by_id, take_over,
+    take_over_from_myself,
 };
 pub(crate) use operator::{
     Change, Standing, count_keys, find_key, list_keys, read_contents, read_details, read_standing,

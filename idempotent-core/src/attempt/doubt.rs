@@ -250,9 +250,7 @@ impl Attempt {
             };
             return Ok(self.adopt(next, taken, granted, connection));
         }
-        let reply = known
-            .response
-            .and_then(|(status, headers, body)| StoredReply::from_stored(status, headers, body));
+        let reply = known.response.and_then(StoredReply::from_stored);
         Ok(match reply {
             Some(reply) => {
                 let by_another = known.fence != self.key.fence;

@@ -42,7 +42,7 @@ enum Next {
 }
 
 impl<F: Flow> Handle<F> {
-    pub(super) async fn claim(&self, prepared: &Prepared<F::Request>) -> Result<Claim, RunError> {
+    pub(super) async fn claim(&self, prepared: &Prepared) -> Result<Claim, RunError> {
         // The same in all laps: they are how a claim whose answer was lost knows itself again.
         let (id, holder) = (Uuid::now_v7(), Holder::fresh());
         let fresh = Fresh {
@@ -103,13 +103,13 @@ impl<F: Flow> Handle<F> {
 
     async fn claim_once(
         &self,
-        prepared: &Prepared<F::Request>,
+        prepared: &Prepared,
         fresh: &Fresh<'_>,
         connection: &mut PoolConnection<Postgres>,
     ) -> Result<Option<Granted>, ClaimError> {
         let within = store::answer_time(self.settings.lease);
         let read = bounded(within, store::claim_or_read(connection, fresh)).await?;
-        let known = match read {
+        let mut known = match read {
             None => return Ok(None),
             Some(Read::Claimed { created_at }) => {
                 let started = F::GRAPH.points().first();
@@ -128,7 +128,7 @@ impl<F: Flow> Handle<F> {
             }
             Some(Read::Known(known)) => known,
         };
-        match self.judge(prepared, &known, fresh.holder)? {
+        match self.judge(prepared, &mut known, fresh.holder)? {
             Next::Answer(reply) => Ok(Some(Granted::Answer(reply))),
             Next::Ours => {
                 let taken = Taken {
@@ -193,17 +193,15 @@ impl<F: Flow> Handle<F> {
     /// What a known key allows. A mismatch is decided first, whatever state the key is in.
     fn judge(
         &self,
-        prepared: &Prepared<F::Request>,
-        known: &Known,
+        prepared: &Prepared,
+        known: &mut Known,
         holder: Holder,
     ) -> Result<Next, RunError> {
         if !is_same_request::<F>(prepared, known) {
             return Err(RunError::Mismatch);
         }
         if known.is_finished {
-            let reply = known.response.clone().and_then(|(status, headers, body)| {
-                StoredReply::from_stored(status, headers, body)
-            });
+            let reply = known.response.take().and_then(StoredReply::from_stored);
             return reply
                 .map(Next::Answer)
                 .ok_or_else(|| RunError::NotUnderstood {
@@ -324,7 +322,7 @@ impl From<sqlx::Error> for ClaimError {
 /// Equal hashes are the same request. Different ones need not be different requests: a newer version
 /// may have a field more, with a default, or another version of the hash. So the stored request is
 /// read as today's type, and that decides.
-fn is_same_request<F: Flow>(prepared: &Prepared<F::Request>, known: &Known) -> bool {
+fn is_same_request<F: Flow>(prepared: &Prepared, known: &Known) -> bool {
     if known.flow != F::GRAPH.flow() {
         return false;
     }

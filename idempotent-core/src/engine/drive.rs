@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
+use serde::Deserialize;
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -36,7 +37,7 @@ pub(super) enum Ended {
 
 impl<F: Flow> Handle<F> {
     /// The whole way of a request, from the claim to the answer.
-    pub(super) async fn serve(&self, prepared: &Prepared<F::Request>) -> Result<Answer, RunError> {
+    pub(super) async fn serve(&self, prepared: &Prepared) -> Result<Answer, RunError> {
         let way = async {
             for _ in 0..LOST_LEASES {
                 let attempt = match self.claim(prepared).await? {
@@ -47,7 +48,7 @@ impl<F: Flow> Handle<F> {
                     }
                     Claim::Granted(attempt) => attempt,
                 };
-                match self.attempt(*attempt, &prepared.request).await {
+                match self.attempt(*attempt, &prepared.body).await {
                     Ok(answer) => return Ok(answer),
                     Err(Ended::Failed(error)) => return Err(error),
                     // Another attempt has it, or had it: ask again, like everybody who waits with us.
@@ -78,7 +79,7 @@ impl<F: Flow> Handle<F> {
     pub(super) async fn attempt(
         &self,
         mut attempt: Attempt,
-        request: &F::Request,
+        request: &serde_json::Value,
     ) -> Result<Answer, Ended> {
         let key = attempt.key();
         let span = tracing::info_span!(
@@ -89,7 +90,16 @@ impl<F: Flow> Handle<F> {
             fence = key.fence()
         );
         let ended = async {
-            match self.drive(&mut attempt, request).await {
+            // What the phases see is what a later attempt will read, to the last digit: the outside
+            // refuses a key that comes with other parameters.
+            let driven = match F::Request::deserialize(request) {
+                Ok(request) => self.drive(&mut attempt, &request).await,
+                Err(error) => Err(Halt(Why::Failed(Failure::stop(
+                    "none",
+                    format!("its request was written as JSON and cannot be read back: {error}"),
+                )))),
+            };
+            match driven {
                 Ok(answer) => Ok(answer),
                 Err(halt) => Err(self.end(attempt, halt).await),
             }

@@ -51,12 +51,9 @@ impl<F: Flow> Handle<F> {
         let Some(fingerprint) = Fingerprint::from_stored(&found.request_hash) else {
             return Completion::NotUnderstood("its hash has another form".to_owned());
         };
-        let request = match F::Request::deserialize(&found.request) {
-            Ok(request) => request,
-            Err(error) => {
-                return Completion::NotUnderstood(format!("its request cannot be read: {error}"));
-            }
-        };
+        if let Err(error) = F::Request::deserialize(&found.request) {
+            return Completion::NotUnderstood(format!("its request cannot be read: {error}"));
+        }
         if let Err(error) = understand::<F>(&found.recovery_point, Some(found.state.clone())) {
             return Completion::NotUnderstood(error.to_string());
         }
@@ -81,7 +78,7 @@ impl<F: Flow> Handle<F> {
                 return Completion::Unavailable(reason);
             }
         };
-        let ended = self.attempt(*attempt, &request).await;
+        let ended = self.attempt(*attempt, &found.request).await;
         let (answer, completion): (Result<Answer, RunError>, _) = match ended {
             Ok(answer) => (Ok(answer), Completion::Finished),
             Err(Ended::Failed(error)) => (Err(error), Completion::Failed),

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::Value;
 use sqlx::Row;
 use sqlx::postgres::{PgConnection, PgRow};
+use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::{Holder, lock_timeout};
@@ -30,17 +31,20 @@ macro_rules! age_and_intent {
     };
 }
 
-/// The columns of a known key, in the order in which `known` reads them.
+/// The columns of a known key, in the order in which `known` reads them. What must be computed is
+/// computed only for a key that is not finished: a replay needs none of it.
 macro_rules! known_columns {
     () => {
         concat!(
             "id, fence, attempts, created_at, flow, request_hash, ",
             "CASE WHEN request_hash <> $1 THEN request END, recovery_point, ",
-            "CASE WHEN finished_at IS NULL THEN state END, holder, ",
-            "holder IS NOT NULL AND NOT ", lease_over!(), ", ",
-            "(extract(epoch FROM lease_expires_at - statement_timestamp()) * 1000)::bigint, ",
-            "finished_at IS NOT NULL, stuck_at IS NOT NULL, response_status, response_headers, response_body, ",
-            age_and_intent!()
+            "CASE WHEN finished_at IS NULL THEN state END, holder, finished_at IS NOT NULL, stuck_at IS NOT NULL, ",
+            "response_status, response_headers, response_body, intent->>'call', ",
+            "CASE WHEN finished_at IS NULL THEN ARRAY[(holder IS NOT NULL AND NOT ", lease_over!(), ")::int, ",
+            "extract(epoch FROM lease_expires_at - statement_timestamp()), ",
+            "extract(epoch FROM statement_timestamp() - created_at), ",
+            "extract(epoch FROM statement_timestamp() - (intent->>'at')::timestamptz), ",
+            "(intent ? 'again')::int]::float8[] END"
         )
     };
 }
@@ -86,10 +90,17 @@ pub(crate) struct Known {
     pub(crate) lease_left: Option<Duration>,
     pub(crate) is_finished: bool,
     pub(crate) is_stuck: bool,
-    pub(crate) response: Option<(i16, Value, Vec<u8>)>,
+    pub(crate) response: Option<StoredResponse>,
     pub(crate) age: Duration,
     pub(crate) intent: Option<Intent>,
     pub(crate) call_again: bool,
+}
+
+/// The answer of a finished key, column by column.
+pub(crate) struct StoredResponse {
+    pub(crate) status: i16,
+    pub(crate) headers: Json<Vec<(String, String)>>,
+    pub(crate) body: Vec<u8>,
 }
 
 /// An outside call that was announced, and whose outcome was not stored.
@@ -134,7 +145,7 @@ macro_rules! claim_or_read {
             " ON CONFLICT DO NOTHING
                 RETURNING id, created_at)
             SELECT true, id, 1::bigint, 1, created_at, NULL, NULL, NULL, NULL, NULL,
-                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
             FROM fresh
             UNION ALL
             SELECT false, known.* FROM known"
@@ -309,11 +320,22 @@ fn seconds(row: &PgRow, column: usize) -> Result<Duration, sqlx::Error> {
 }
 
 fn known(row: &PgRow, first: usize) -> Result<Known, sqlx::Error> {
-    let lease_left: Option<i64> = row.try_get(first + 11)?;
-    let response = match row.try_get(first + 14)? {
-        Some(status) => Some((status, row.try_get(first + 15)?, row.try_get(first + 16)?)),
+    let response = match row.try_get(first + 12)? {
+        Some(status) => Some(StoredResponse {
+            status,
+            headers: row.try_get(first + 13)?,
+            body: row.try_get(first + 14)?,
+        }),
         None => None,
     };
+    let computed: Option<Vec<Option<f64>>> = row.try_get(first + 16)?;
+    let computed = computed.unwrap_or_default();
+    let number = |index: usize| computed.get(index).copied().flatten();
+    let span = |index: usize| {
+        number(index).map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default())
+    };
+    let call: Option<String> = row.try_get(first + 15)?;
+    let age_of_call = span(3).unwrap_or_default();
     Ok(Known {
         id: row.try_get(first)?,
         fence: row.try_get(first + 1)?,
@@ -325,15 +347,17 @@ fn known(row: &PgRow, first: usize) -> Result<Known, sqlx::Error> {
         recovery_point: row.try_get(first + 7)?,
         state: row.try_get(first + 8)?,
         holder: row.try_get::<Option<Uuid>, _>(first + 9)?.map(Holder),
-        is_held: row.try_get(first + 10)?,
-        lease_left: lease_left
-            .map(|millis| Duration::from_millis(u64::try_from(millis).unwrap_or(0))),
-        is_finished: row.try_get(first + 12)?,
-        is_stuck: row.try_get(first + 13)?,
+        is_held: number(0).is_some_and(|held| held > 0.0),
+        lease_left: span(1),
+        is_finished: row.try_get(first + 10)?,
+        is_stuck: row.try_get(first + 11)?,
         response,
-        age: seconds(row, first + 17)?,
-        intent: intent(row, first + 18)?,
-        call_again: row.try_get::<Option<bool>, _>(first + 20)?.unwrap_or(false),
+        age: span(2).unwrap_or_default(),
+        intent: call.map(|call| Intent {
+            call,
+            age: age_of_call,
+        }),
+        call_again: number(4).is_some_and(|again| again > 0.0),
     })
 }
 

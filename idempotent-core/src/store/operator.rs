@@ -18,6 +18,7 @@ use sqlx::types::Json;
 use uuid::Uuid;
 
 use super::Holder;
+use super::StoredResponse;
 use super::claim::lease_over;
 use super::progress::HISTORY;
 use crate::operator::{
@@ -180,7 +181,11 @@ pub(crate) async fn read_contents(
     .await?;
     let Some(row) = row else { return Ok(None) };
     let reply = match row.try_get(2)? {
-        Some(status) => StoredReply::from_stored(status, row.try_get(3)?, row.try_get(4)?),
+        Some(status) => StoredReply::from_stored(StoredResponse {
+            status,
+            headers: row.try_get(3)?,
+            body: row.try_get(4)?,
+        }),
         None => None,
     };
     Ok(Some((row.try_get(0)?, row.try_get(1)?, reply)))
