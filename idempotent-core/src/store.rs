@@ -26,7 +26,7 @@ use uuid::Uuid;
 use crate::graph::Isolation;
 
 pub(crate) use claim::{
-    Fresh, Intent, Known, Read, StoredResponse, Taken, claim_or_read, read_by_id, take_over,
+    End, Fresh, Intent, Known, Read, StoredResponse, Taken, claim_or_read, read_by_id, take_over,
     take_over_from_myself,
 };
 pub(crate) use operator::{

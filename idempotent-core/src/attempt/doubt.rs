@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::phase::OpenTx;
 use crate::reply::StoredReply;
 use crate::state::State;
-use crate::store::{self, Advance, Holder, Taken, Within, bounded};
+use crate::store::{self, Advance, End, Holder, Taken, Within, bounded};
 
 /// Between two tries of something that the connection or a lock was in the way of.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
@@ -237,28 +237,21 @@ impl Attempt {
         let Some(known) = known else {
             return Ok(Err(Halt::lost()));
         };
-        if known.holder == Some(next) {
-            let taken = Taken {
-                recovery_point: known.recovery_point,
-                state: known.state.unwrap_or_default(),
-                fence: known.fence,
-                attempts: known.attempts,
-                created_at: known.created_at,
-                age: known.age,
-                intent: known.intent,
-                call_again: known.call_again,
-            };
-            return Ok(self.adopt(next, taken, granted, connection));
-        }
-        let reply = known.response.and_then(StoredReply::from_stored);
-        Ok(match reply {
-            Some(reply) => {
-                let by_another = known.fence != self.key.fence;
-                let reply = Arc::new(reply);
-                self.finished = Some(Finished { reply, by_another });
-                Ok(Resolved::Finished)
+        Ok(match known.end {
+            End::NotYet(unfinished) if unfinished.holder == Some(next) => {
+                return Ok(self.adopt(next, unfinished.standing, granted, connection));
             }
-            None => Err(Halt::lost()),
+            End::NotYet(_) => Err(Halt::lost()),
+            End::Finished(stored) => {
+                let by_another = known.fence != self.key.fence;
+                match StoredReply::from_stored(stored).map(Arc::new) {
+                    Some(reply) => {
+                        self.finished = Some(Finished { reply, by_another });
+                        Ok(Resolved::Finished)
+                    }
+                    None => Err(self.stop("the stored reply is not one")),
+                }
+            }
         })
     }
 

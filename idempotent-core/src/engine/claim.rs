@@ -19,7 +19,7 @@ use crate::key::KeyInfo;
 use crate::reply::StoredReply;
 use crate::state::State;
 use crate::store::{
-    self, Advance, Fresh, Holder, Intent, Known, Parting, Position, Read, Taken, bounded,
+    self, Advance, End, Fresh, Holder, Intent, Known, Parting, Position, Read, Taken, bounded,
 };
 
 /// What a claim came to, where it did not fail.
@@ -32,14 +32,6 @@ pub(super) enum Claim {
 
 /// How often a claim is tried again when rows come and go under it, or the database asks for it.
 const LAPS: u32 = 10;
-
-/// What a known key allows.
-enum Next {
-    Answer(StoredReply),
-    /// The lease is ours already: the acknowledgement of our own claim was lost.
-    Ours,
-    TakeOver,
-}
 
 impl<F: Flow> Handle<F> {
     pub(super) async fn claim(&self, prepared: &Prepared) -> Result<Claim, RunError> {
@@ -109,7 +101,7 @@ impl<F: Flow> Handle<F> {
     ) -> Result<Option<Granted>, ClaimError> {
         let within = store::answer_time(self.settings.lease);
         let read = bounded(within, store::claim_or_read(connection, fresh)).await?;
-        let mut known = match read {
+        let known = match read {
             None => return Ok(None),
             Some(Read::Claimed { created_at }) => {
                 let started = F::GRAPH.points().first();
@@ -128,30 +120,38 @@ impl<F: Flow> Handle<F> {
             }
             Some(Read::Known(known)) => known,
         };
-        match self.judge(prepared, &mut known, fresh.holder)? {
-            Next::Answer(reply) => Ok(Some(Granted::Answer(reply))),
-            Next::Ours => {
-                let taken = Taken {
-                    recovery_point: known.recovery_point,
-                    state: known.state.unwrap_or_default(),
-                    fence: known.fence,
-                    attempts: known.attempts,
-                    created_at: known.created_at,
-                    age: known.age,
-                    intent: known.intent,
-                    call_again: known.call_again,
-                };
-                let lease = Lease::of::<F>(known.id, taken)?;
-                Ok(Some(Granted::Lease(lease)))
-            }
-            Next::TakeOver => {
-                // What cannot be understood is left unclaimed, for the version that can.
-                understand::<F>(&known.recovery_point, known.state.clone())?;
-                let user = &prepared.key.user;
-                let taken = self.take_over(connection, known.id, user, fresh.holder);
-                Ok(taken.await?.map(Granted::Lease))
-            }
+        // A mismatch is decided first, whatever state the key is in.
+        if !is_same_request::<F>(prepared, &known) {
+            return Err(RunError::Mismatch.into());
         }
+        let unfinished = match known.end {
+            End::Finished(stored) => {
+                let reply = StoredReply::from_stored(stored);
+                let reply = reply.ok_or_else(|| RunError::NotUnderstood {
+                    reason: "the stored reply is not one".to_owned(),
+                })?;
+                return Ok(Some(Granted::Answer(reply)));
+            }
+            End::NotYet(unfinished) => *unfinished,
+        };
+        if unfinished.is_stuck {
+            return Err(RunError::Stuck.into());
+        }
+        if unfinished.is_held && unfinished.holder == Some(fresh.holder) {
+            // Ours already: the acknowledgement of our own claim was lost.
+            let lease = Lease::of::<F>(unfinished.id, unfinished.standing)?;
+            return Ok(Some(Granted::Lease(lease)));
+        }
+        if unfinished.is_held {
+            let retry_after = unfinished.lease_left;
+            return Err(RunError::InProgress { retry_after }.into());
+        }
+        // What cannot be understood is left unclaimed, for the version that can.
+        let standing = unfinished.standing;
+        understand::<F>(&standing.recovery_point, Some(standing.state))?;
+        let user = &prepared.key.user;
+        let taken = self.take_over(connection, unfinished.id, user, fresh.holder);
+        Ok(taken.await?.map(Granted::Lease))
     }
 
     /// Takes a free key; the run goes on from what the update returned, since a point that was read
@@ -188,38 +188,6 @@ impl<F: Flow> Handle<F> {
             bounded(within, released).await?;
         }
         Ok(Some(lease?))
-    }
-
-    /// What a known key allows. A mismatch is decided first, whatever state the key is in.
-    fn judge(
-        &self,
-        prepared: &Prepared,
-        known: &mut Known,
-        holder: Holder,
-    ) -> Result<Next, RunError> {
-        if !is_same_request::<F>(prepared, known) {
-            return Err(RunError::Mismatch);
-        }
-        if known.is_finished {
-            let reply = known.response.take().and_then(StoredReply::from_stored);
-            return reply
-                .map(Next::Answer)
-                .ok_or_else(|| RunError::NotUnderstood {
-                    reason: "the stored reply is not one".to_owned(),
-                });
-        }
-        if known.is_stuck {
-            return Err(RunError::Stuck);
-        }
-        if known.is_held && known.holder == Some(holder) {
-            return Ok(Next::Ours);
-        }
-        if known.is_held {
-            return Err(RunError::InProgress {
-                retry_after: known.lease_left.unwrap_or_default(),
-            });
-        }
-        Ok(Next::TakeOver)
     }
 
     /// An attempt that has just been granted its lease.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use serde::Deserialize;
 use serde_json::Value;
 use sqlx::Row;
 use sqlx::postgres::{PgConnection, PgRow};
@@ -31,20 +32,20 @@ macro_rules! age_and_intent {
     };
 }
 
-/// The columns of a known key, in the order in which `known` reads them. What must be computed is
-/// computed only for a key that is not finished: a replay needs none of it.
+/// The columns of a known key, in the order in which `known` reads them. What only an unfinished key
+/// needs comes in one of them, so that a replay, which is read most often, computes and sends little.
 macro_rules! known_columns {
     () => {
         concat!(
-            "id, fence, attempts, created_at, flow, request_hash, ",
-            "CASE WHEN request_hash <> $1 THEN request END, recovery_point, ",
-            "CASE WHEN finished_at IS NULL THEN state END, holder, finished_at IS NOT NULL, stuck_at IS NOT NULL, ",
-            "response_status, response_headers, response_body, intent->>'call', ",
-            "CASE WHEN finished_at IS NULL THEN ARRAY[(holder IS NOT NULL AND NOT ", lease_over!(), ")::int, ",
-            "extract(epoch FROM lease_expires_at - statement_timestamp()), ",
-            "extract(epoch FROM statement_timestamp() - created_at), ",
-            "extract(epoch FROM statement_timestamp() - (intent->>'at')::timestamptz), ",
-            "(intent ? 'again')::int]::float8[] END"
+            "flow, request_hash, CASE WHEN request_hash <> $1 THEN request END, fence, ",
+            "response_status, response_headers, response_body, ",
+            "CASE WHEN finished_at IS NULL THEN jsonb_build_object('id', id, 'attempts', attempts, ",
+            "'created_at', (extract(epoch FROM created_at) * 1000000)::bigint, 'point', recovery_point, 'state', state, ",
+            "'holder', holder, 'is_stuck', stuck_at IS NOT NULL, 'is_held', holder IS NOT NULL AND NOT ", lease_over!(), ", ",
+            "'lease_left', extract(epoch FROM lease_expires_at - statement_timestamp()), ",
+            "'age', extract(epoch FROM statement_timestamp() - created_at), ",
+            "'call', intent->>'call', 'call_again', intent ? 'again', ",
+            "'call_age', extract(epoch FROM statement_timestamp() - (intent->>'at')::timestamptz)) END"
         )
     };
 }
@@ -73,27 +74,30 @@ pub(crate) enum Read {
 
 /// A known key, as it was read, without a lock.
 pub(crate) struct Known {
-    pub(crate) id: Uuid,
-    pub(crate) fence: i64,
-    pub(crate) attempts: i32,
-    pub(crate) created_at: SystemTime,
     pub(crate) flow: String,
     pub(crate) request_hash: Vec<u8>,
     /// Only where the hash differs from the one asked with.
     pub(crate) other_request: Option<Value>,
-    pub(crate) recovery_point: String,
-    /// Only while unfinished.
-    pub(crate) state: Option<Value>,
+    pub(crate) fence: i64,
+    pub(crate) end: End,
+}
+
+/// Whether a known key has come to its end.
+pub(crate) enum End {
+    Finished(StoredResponse),
+    NotYet(Box<Unfinished>),
+}
+
+/// Where an unfinished key stands.
+pub(crate) struct Unfinished {
+    pub(crate) id: Uuid,
     pub(crate) holder: Option<Holder>,
     /// Whether somebody has a lease that is not over.
     pub(crate) is_held: bool,
-    pub(crate) lease_left: Option<Duration>,
-    pub(crate) is_finished: bool,
+    pub(crate) lease_left: Duration,
     pub(crate) is_stuck: bool,
-    pub(crate) response: Option<StoredResponse>,
-    pub(crate) age: Duration,
-    pub(crate) intent: Option<Intent>,
-    pub(crate) call_again: bool,
+    /// What whoever has the lease, or gets it, goes on from.
+    pub(crate) standing: Taken,
 }
 
 /// The answer of a finished key, column by column.
@@ -144,11 +148,10 @@ macro_rules! claim_or_read {
             $asynchronous,
             " ON CONFLICT DO NOTHING
                 RETURNING id, created_at)
-            SELECT true, id, 1::bigint, 1, created_at, NULL, NULL, NULL, NULL, NULL,
-                   NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+            SELECT true, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, created_at
             FROM fresh
             UNION ALL
-            SELECT false, known.* FROM known"
+            SELECT false, known.*, NULL FROM known"
         )
     };
 }
@@ -187,7 +190,7 @@ pub(crate) async fn claim_or_read(
         return Ok(None);
     };
     if row.try_get(0)? {
-        let created_at = timestamp(row, 4)?;
+        let created_at = timestamp(row, 9)?;
         return Ok(Some(Read::Claimed { created_at }));
     }
     Ok(Some(Read::Known(Box::new(known(row, 1)?))))
@@ -320,45 +323,71 @@ fn seconds(row: &PgRow, column: usize) -> Result<Duration, sqlx::Error> {
 }
 
 fn known(row: &PgRow, first: usize) -> Result<Known, sqlx::Error> {
-    let response = match row.try_get(first + 12)? {
-        Some(status) => Some(StoredResponse {
-            status,
-            headers: row.try_get(first + 13)?,
-            body: row.try_get(first + 14)?,
+    let fence = row.try_get(first + 3)?;
+    let end = match row.try_get::<Option<Json<UnfinishedRow>>, _>(first + 7)? {
+        Some(Json(row)) => End::NotYet(Box::new(row.into_unfinished(fence)?)),
+        None => End::Finished(StoredResponse {
+            status: row.try_get(first + 4)?,
+            headers: row.try_get(first + 5)?,
+            body: row.try_get(first + 6)?,
         }),
-        None => None,
     };
-    let computed: Option<Vec<Option<f64>>> = row.try_get(first + 16)?;
-    let computed = computed.unwrap_or_default();
-    let number = |index: usize| computed.get(index).copied().flatten();
-    let span = |index: usize| {
-        number(index).map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default())
-    };
-    let call: Option<String> = row.try_get(first + 15)?;
-    let age_of_call = span(3).unwrap_or_default();
     Ok(Known {
-        id: row.try_get(first)?,
-        fence: row.try_get(first + 1)?,
-        attempts: row.try_get(first + 2)?,
-        created_at: timestamp(row, first + 3)?,
-        flow: row.try_get(first + 4)?,
-        request_hash: row.try_get(first + 5)?,
-        other_request: row.try_get(first + 6)?,
-        recovery_point: row.try_get(first + 7)?,
-        state: row.try_get(first + 8)?,
-        holder: row.try_get::<Option<Uuid>, _>(first + 9)?.map(Holder),
-        is_held: number(0).is_some_and(|held| held > 0.0),
-        lease_left: span(1),
-        is_finished: row.try_get(first + 10)?,
-        is_stuck: row.try_get(first + 11)?,
-        response,
-        age: span(2).unwrap_or_default(),
-        intent: call.map(|call| Intent {
-            call,
-            age: age_of_call,
-        }),
-        call_again: number(4).is_some_and(|again| again > 0.0),
+        flow: row.try_get(first)?,
+        request_hash: row.try_get(first + 1)?,
+        other_request: row.try_get(first + 2)?,
+        fence,
+        end,
     })
+}
+
+/// What `known_columns` says of an unfinished key. Spans are in seconds, times in microseconds.
+#[derive(Deserialize)]
+struct UnfinishedRow {
+    id: String,
+    attempts: i32,
+    created_at: u64,
+    point: String,
+    state: Value,
+    holder: Option<String>,
+    is_stuck: bool,
+    is_held: bool,
+    lease_left: Option<f64>,
+    age: f64,
+    call: Option<String>,
+    call_again: Option<bool>,
+    call_age: Option<f64>,
+}
+
+impl UnfinishedRow {
+    fn into_unfinished(self, fence: i64) -> Result<Unfinished, sqlx::Error> {
+        let uuid =
+            |text: &str| Uuid::parse_str(text).map_err(|error| sqlx::Error::Decode(error.into()));
+        let span = |seconds: Option<f64>| {
+            Duration::try_from_secs_f64(seconds.unwrap_or_default()).unwrap_or_default()
+        };
+        let call_age = span(self.call_age);
+        Ok(Unfinished {
+            id: uuid(&self.id)?,
+            holder: self.holder.as_deref().map(uuid).transpose()?.map(Holder),
+            is_held: self.is_held,
+            lease_left: span(self.lease_left),
+            is_stuck: self.is_stuck,
+            standing: Taken {
+                recovery_point: self.point,
+                state: self.state,
+                fence,
+                attempts: self.attempts,
+                created_at: SystemTime::UNIX_EPOCH + Duration::from_micros(self.created_at),
+                age: span(Some(self.age)),
+                intent: self.call.map(|call| Intent {
+                    call,
+                    age: call_age,
+                }),
+                call_again: self.call_again.unwrap_or_default(),
+            },
+        })
+    }
 }
 
 /// A `timestamptz` as PostgreSQL sends it: microseconds since the beginning of 2000. Read as the
