@@ -2,6 +2,7 @@
 //! body are: members sorted, null members left out. So the order of members, white space, and an
 //! optional field that a newer client sends as null do not turn a retry into a mismatch.
 
+use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -57,7 +58,7 @@ fn write_canonical(value: &Value, out: &mut Vec<u8>) {
                 if index > 0 {
                     out.push(b',');
                 }
-                write_scalar(&Value::String(name.clone()), out);
+                write_scalar(name, out);
                 out.push(b':');
                 write_canonical(value, out);
             }
@@ -77,8 +78,9 @@ fn write_canonical(value: &Value, out: &mut Vec<u8>) {
     }
 }
 
-fn write_scalar(scalar: &Value, out: &mut Vec<u8>) {
-    out.extend_from_slice(scalar.to_string().as_bytes());
+fn write_scalar(scalar: &impl Serialize, out: &mut Vec<u8>) {
+    // Writing a string, a number, a bool or null to memory cannot fail.
+    let _ = serde_json::to_writer(out, scalar);
 }
 
 #[cfg(test)]

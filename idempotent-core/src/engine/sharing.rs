@@ -19,7 +19,7 @@ type Outcome = Option<Result<Answer, RunError>>;
 
 /// The runs of this process, by what names them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Shared(Arc<Mutex<HashMap<Name, Run>>>);
+pub(super) struct Shared(Arc<Mutex<HashMap<Arc<Name>, Run>>>);
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Name {
@@ -53,7 +53,7 @@ pub(super) struct Lead {
 #[derive(Debug)]
 struct Registration {
     shared: Shared,
-    name: Name,
+    name: Arc<Name>,
 }
 
 /// What a request is to the run that answers it.
@@ -80,13 +80,13 @@ impl Shared {
         key: &Key,
         fingerprint: &Fingerprint,
     ) -> Role {
-        let name = Name {
+        let name = Arc::new(Name {
             user: key.user.clone(),
             path: key.path.clone(),
             key: key.key.clone(),
-        };
+        });
         let (sender, receiver) = watch::channel(None);
-        let registration = match self.runs().entry(name.clone()) {
+        let registration = match self.runs().entry(Arc::clone(&name)) {
             Entry::Occupied(running) => {
                 let running = running.get();
                 if running.flow == flow && running.fingerprint == *fingerprint {
@@ -129,9 +129,9 @@ impl Shared {
         fingerprint: &Fingerprint,
     ) -> Option<Lead> {
         let (user, path, key) = (user.to_owned(), path.to_owned(), key.to_owned());
-        let name = Name { user, path, key };
+        let name = Arc::new(Name { user, path, key });
         let (sender, receiver) = watch::channel(None);
-        match self.runs().entry(name.clone()) {
+        match self.runs().entry(Arc::clone(&name)) {
             Entry::Occupied(_) => None,
             Entry::Vacant(free) => {
                 free.insert(Run {
@@ -151,7 +151,7 @@ impl Shared {
         }
     }
 
-    fn runs(&self) -> MutexGuard<'_, HashMap<Name, Run>> {
+    fn runs(&self) -> MutexGuard<'_, HashMap<Arc<Name>, Run>> {
         // A panic while the map was locked leaves it whole: every change to it is one call.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
