@@ -9,14 +9,14 @@ use tests::server::{Server, ServerConfig, http};
 use tests::trip::PATIENCE;
 
 /// A gateway that outlives the servers, as the outside does.
-struct World {
-    database: TestDatabase,
+pub(crate) struct World {
+    pub(crate) database: TestDatabase,
     pool: PgPool,
     gateway: Server,
 }
 
 impl World {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let database = TestDatabase::from_template("crash", async |pool| {
             rides_app::database::migrate(&pool).await?;
             rides_app::users::add(&pool, "alice", "alice-token").await?;
@@ -32,8 +32,13 @@ impl World {
         }
     }
 
-    async fn server(&self, lease: &str) -> Server {
-        let config = ServerConfig::serve(&self.database.url()).args(["--lease", lease]);
+    pub(crate) async fn server(&self, lease: &str) -> Server {
+        self.server_at(&self.database.url(), lease).await
+    }
+
+    /// A server that reaches the database by another way.
+    pub(crate) async fn server_at(&self, database_url: &str, lease: &str) -> Server {
+        let config = ServerConfig::serve(database_url).args(["--lease", lease]);
         Server::start(config.arg("--gateway-url").arg(self.gateway.url(""))).await
     }
 
@@ -51,7 +56,7 @@ impl World {
     }
 
     /// Retries until there is an answer, as a client does.
-    async fn retry(&self, server: &Server, body: &Value) -> Value {
+    pub(crate) async fn retry(&self, server: &Server, body: &Value) -> Value {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
             let response = send(server, body).await.unwrap();
@@ -67,7 +72,7 @@ impl World {
     }
 
     /// One ride and one charge, of the same amount, and a finished key.
-    async fn holds_one_ride(&self, receipt: &Value) {
+    pub(crate) async fn holds_one_ride(&self, receipt: &Value) {
         let rows: Vec<(i64, String, String)> =
             sqlx::query_as("SELECT amount_cents, charge_id, status FROM rides")
                 .fetch_all(&self.pool)
@@ -93,7 +98,7 @@ impl World {
     }
 }
 
-async fn send(server: &Server, body: &Value) -> reqwest::Result<reqwest::Response> {
+pub(crate) async fn send(server: &Server, body: &Value) -> reqwest::Result<reqwest::Response> {
     http()
         .post(server.url("/api/rides"))
         .bearer_auth("alice-token")
@@ -301,7 +306,7 @@ async fn remove(data: &std::path::Path) {
 }
 
 /// SIGKILL, without waiting: the test waits for the client to notice.
-fn kill(pid: u32) {
+pub(crate) fn kill(pid: u32) {
     let status = std::process::Command::new("kill")
         .args(["-KILL", &pid.to_string()])
         .status()

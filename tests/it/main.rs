@@ -16,6 +16,7 @@ mod chaos_postgres;
 mod chaos_rolling;
 mod cost;
 mod crash;
+mod crash_points;
 mod doubt;
 mod embedded;
 mod examples;

@@ -370,3 +370,53 @@ async fn a_flow_goes_on_from_a_point_that_was_renamed() {
     let answer = new.run(key("k"), "hello".into()).await.unwrap();
     assert_eq!(&answer.reply().body()[..], br#""\"hello\"""#);
 }
+
+/// A call whose result is stored by itself, before the next phase begins, because it says so.
+#[derive(Clone, Default)]
+struct Eager {
+    script: Script,
+}
+
+#[idempotent_flow(name = "eager", lease = "15s", retention = "48h")]
+impl Eager {
+    #[external(Started -> Asked, checkpoint = "eager")]
+    async fn ask(&self, _call: &External<'_>, request: &Value) -> Result<String, TripError> {
+        Ok(request.to_string())
+    }
+
+    #[atomic(Asked -> Finished)]
+    async fn finish(&self, tx: &mut Tx<'_>, answer: &String) -> Result<Reply<String>, TripError> {
+        self.script.play_in("finish", tx).await?;
+        Ok(Reply::ok(answer.clone()))
+    }
+}
+
+#[tokio::test]
+async fn an_eager_result_is_stored_before_the_next_phase_and_another_is_not() {
+    let database = trip::database().await;
+    let flow = Eager::default();
+    let builder = Engine::builder(database.pool()).flow(flow.clone());
+    let engine = builder.build().await.unwrap();
+    let gate = flow.script.hold("finish");
+    let running = engine.handle::<Eager>().unwrap();
+    let running = running.start(key("eager"), 1.into()).unwrap();
+    gate.reached().await;
+    let stored = row(&database).await;
+    assert_eq!(
+        (&stored["recovery_point"], &stored["state"]["asked"]),
+        (&"asked".into(), &"1".into())
+    );
+    gate.open();
+    running.wait().await.unwrap();
+
+    // Without the word, the result waits for the phase's own commit.
+    let database = trip::database().await;
+    let flow = trip::TripFlow::default();
+    let gate = flow.script.hold("finish");
+    let trips = flow.run_by(database.pool()).await;
+    let running = trips.start(key("k"), trip::trip_to("mars")).unwrap();
+    gate.reached().await;
+    assert_eq!(row(&database).await["recovery_point"], "created");
+    gate.open();
+    running.wait().await.unwrap();
+}

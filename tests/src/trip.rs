@@ -181,7 +181,8 @@ impl Script {
         }
     }
 
-    async fn play_in(&self, phase: &'static str, tx: &mut Tx<'_>) -> Result<(), TripError> {
+    /// Does what comes next in an atomic phase.
+    pub async fn play_in(&self, phase: &'static str, tx: &mut Tx<'_>) -> Result<(), TripError> {
         if matches!(
             self.acts().get(phase).and_then(VecDeque::front),
             Some(Act::Commit)
