@@ -14,8 +14,11 @@ const RELEASE: &str = "SET holder = NULL, lease_expires_at = NULL, recovery_poin
 const RENEWAL: &str = "UPDATE idempotency_keys AS stored";
 const TAKEOVER: &str = "attempts = attempts + 1";
 
-/// Where the server dies, and the card with which it gets there.
-fn points() -> Vec<(&'static str, fn() -> Point, &'static str)> {
+/// A name, a place in the conversation with the database, and the card with which a ride gets there.
+type Place = (&'static str, fn() -> Point, &'static str);
+
+/// Where the server dies.
+fn points() -> Vec<Place> {
     vec![
         ("the claim", || CLAIM.into(), "tok_visa"),
         ("the begin of a phase", || "BEGIN".into(), "tok_visa"),
