@@ -217,7 +217,9 @@ impl Inner {
 }
 
 impl Engine {
-    /// An engine on this pool. `test_before_acquire(false)` on the pool saves a round trip for each
+    /// An engine on this pool. Let the server's keepalives be short on its connections (`SET
+    /// tcp_keepalives_idle` and its kin in `after_connect`), or a machine that is gone keeps what it
+    /// locked until the phase's time is up. `test_before_acquire(false)` on the pool saves a round trip for each
     /// statement or transaction: the engine finds stale connections by itself.
     pub fn builder(pool: PgPool) -> EngineBuilder {
         EngineBuilder {
