@@ -7,8 +7,9 @@
 //!   make a holder: the insert of a fresh key and the takeover of a free one; an operator's is
 //!   conditional on the holder that it read, or on there being none;
 //! - time is the database's, `statement_timestamp()`;
-//! - no statement waits for a lock longer than a tenth of a lease: `set_config` in the `FROM` clause
-//!   is evaluated before the row is locked or inserted, and ends with the statement's transaction;
+//! - no statement waits for a lock longer than a tenth of a lease: `begin` says so for a phase's
+//!   transaction; elsewhere a `set_config` of the statement itself does, which is evaluated before the
+//!   row is locked or inserted and ends with the statement's transaction;
 //! - every statement names the user as well as the id, so that a distributed PostgreSQL can route it.
 
 mod claim;
