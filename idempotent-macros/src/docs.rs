@@ -1,5 +1,5 @@
 //! The documentation that the macro adds to the user's: the flow's transitions as a table and as a
-//! diagram, on the impl block. Names are code and not links: phases are mostly private, and rustdoc
+//! diagram, on the flow's `impl Flow`. Names are code and not links: phases are mostly private, and rustdoc
 //! warns about links from public pages to private items.
 
 use proc_macro2::{Ident, TokenStream};
@@ -11,8 +11,7 @@ use crate::text::{duration, list, plain, snake_case};
 
 /// The table and the diagram, as `#[doc]` attributes.
 pub(crate) fn block(flow: &Flow) -> TokenStream {
-    // The first line ends what the user wrote on the block.
-    let text = format!("\n{}\n{}", table(flow), mermaid(flow));
+    let text = format!("{}\n{}", table(flow), mermaid(flow));
     quote!(#[doc = #text])
 }
 

@@ -40,7 +40,6 @@ pub(crate) fn flow(block: &Block, flow: &Flow) -> TokenStream {
     let reject = reject(flow);
     quote! {
         #attributes
-        #docs
         // What is lent to a phase is what is stored, a `String` and no `str`.
         #[allow(clippy::ptr_arg)]
         #rest
@@ -52,6 +51,8 @@ pub(crate) fn flow(block: &Block, flow: &Flow) -> TokenStream {
         #reference
 
         #cfgs
+        // Here and not on the block: rustdoc leaves out a block whose fns are all private.
+        #docs
         impl #impl_generics ::idempotent_core::Flow for #self_ty #where_clause {
             type Request = #request;
             type RecoveryPoint = #recovery_point;
