@@ -132,12 +132,7 @@ impl Attempt {
         let failed = |error: &sqlx::Error| Halt::failed(Failure::of(name, error));
         let mut stale = 0;
         let mut tx = loop {
-            let connection = match self.connection.take() {
-                Some(connection) => connection,
-                None => store::acquire(&self.pool)
-                    .await
-                    .map_err(|error| failed(&error))?,
-            };
+            let connection = self.connection().await.map_err(|error| failed(&error))?;
             let begin = store::begin(isolation, timeout, self.lease, self.kept.holder());
             let (key, within) = (Arc::clone(&self.key), self.answer_time());
             match OpenTx::begin(connection, key, name, begin, within).await {
@@ -383,6 +378,14 @@ impl Attempt {
     fn wake_completer(&self, staged: &[Staged]) {
         if !staged.is_empty() {
             self.surroundings.work.notify_one();
+        }
+    }
+
+    /// The connection at hand, else one from the pool: an attempt never holds two.
+    async fn connection(&mut self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
+        match self.connection.take() {
+            Some(connection) => Ok(connection),
+            None => store::acquire(&self.pool).await,
         }
     }
 

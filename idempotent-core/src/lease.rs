@@ -18,6 +18,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use crate::signal::raised;
 use crate::store::{self, Holder, Renewals};
 
 /// The leases that this process holds.
@@ -194,10 +195,7 @@ impl Kept {
 
     /// Resolves when the database has said that the lease is lost; else never.
     pub(crate) async fn lost(&self) {
-        let mut lost = self.lost.clone();
-        if lost.wait_for(|lost| *lost).await.is_err() {
-            std::future::pending().await
-        }
+        raised(&self.lost).await;
     }
 }
 

@@ -71,6 +71,7 @@ mod migrations;
 mod operator;
 mod phase;
 mod reply;
+mod signal;
 mod state;
 mod store;
 mod workers;

@@ -12,6 +12,19 @@
 //!   row is locked or inserted and ends with the statement's transaction;
 //! - every statement names the user as well as the id, so that a distributed PostgreSQL can route it.
 
+/// A key's history with one more entry, the oldest making room for it. The most entries are a
+/// parameter of the statement, bound to `HISTORY`.
+macro_rules! history_with {
+    ($most:literal, $entry:expr) => {
+        concat!(
+            "CASE WHEN jsonb_array_length(history) >= ",
+            $most,
+            " THEN history - 0 ELSE coalesce(history, '[]') END || ",
+            $entry
+        )
+    };
+}
+
 mod claim;
 mod operator;
 mod progress;
@@ -52,6 +65,9 @@ impl Holder {
         Self(Uuid::new_v4())
     }
 }
+
+/// How many entries the history of a key keeps.
+const HISTORY: i32 = 20;
 
 /// No lease is longer than this. One that lies further ahead than twice as much counts as over: the
 /// database's clock was set back.

@@ -152,10 +152,7 @@ impl Attempt {
     }
 
     async fn try_alone(&mut self, write: &Alone) -> Result<bool, sqlx::Error> {
-        let mut connection = match self.connection.take() {
-            Some(connection) => connection,
-            None => store::acquire(&self.pool).await?,
-        };
+        let mut connection = self.connection().await?;
         let stored = self.state.as_value();
         let written = async {
             match write {

@@ -43,10 +43,7 @@ impl Attempt {
         give_up: Instant,
     ) -> Result<Option<bool>, sqlx::Error> {
         let left = give_up.saturating_duration_since(Instant::now());
-        let mut connection = match self.connection.take() {
-            Some(connection) => connection,
-            None => bounded(left, store::acquire(&self.pool)).await?,
-        };
+        let mut connection = bounded(left, self.connection()).await?;
         let stored = self.state.as_value();
         let advance = Advance {
             point: self.point,

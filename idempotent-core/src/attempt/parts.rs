@@ -13,6 +13,7 @@ use crate::graph::{Graph, Isolation};
 use crate::key::KeyInfo;
 use crate::lease::Keeper;
 use crate::reply::StoredReply;
+use crate::signal::raised;
 use crate::state::State;
 use crate::store::{Holder, Intent};
 
@@ -38,10 +39,7 @@ pub(crate) struct Finished {
 impl Surroundings {
     /// Resolves when attempts are to hand on what they run; else never.
     pub(super) async fn closing(&self) {
-        let mut closing = self.closing.clone();
-        if closing.wait_for(|closing| *closing).await.is_err() {
-            std::future::pending().await
-        }
+        raised(&self.closing).await;
     }
 }
 

@@ -148,7 +148,7 @@ impl<F: Flow> Handle<F> {
         }
         // What cannot be understood is left unclaimed, for the version that can.
         let standing = unfinished.standing;
-        understand::<F>(&standing.recovery_point, Some(standing.state))?;
+        understand::<F>(&standing.recovery_point, standing.state)?;
         let user = &prepared.key.user;
         let taken = self.take_over(connection, unfinished.id, user, fresh.holder);
         Ok(taken.await?.map(Granted::Lease))
@@ -254,7 +254,7 @@ impl Lease {
     }
 
     fn of<F: Flow>(id: Uuid, taken: Taken) -> Result<Self, RunError> {
-        let stored = understand::<F>(&taken.recovery_point, Some(taken.state))?;
+        let stored = understand::<F>(&taken.recovery_point, taken.state)?;
         Ok(Self {
             id,
             fence: taken.fence,
@@ -321,19 +321,28 @@ pub(super) struct Understood {
     state: State,
 }
 
+/// Whether this version could go on with a flow, from what is stored.
+pub(super) fn can_go_on<F: Flow>(
+    point: &str,
+    state: &serde_json::Value,
+    request: &serde_json::Value,
+) -> Result<(), String> {
+    understand::<F>(point, state.clone()).map_err(|error| error.to_string())?;
+    <F::Request as serde::Deserialize>::deserialize(request)
+        .map(|_| ())
+        .map_err(|error| format!("its request cannot be read: {error}"))
+}
+
 /// Reads a stored point and its values as this version does.
-pub(super) fn understand<F: Flow>(
-    name: &str,
-    state: Option<serde_json::Value>,
-) -> Result<Understood, RunError> {
+fn understand<F: Flow>(name: &str, state: serde_json::Value) -> Result<Understood, RunError> {
     let not_understood = |reason: String| RunError::NotUnderstood { reason };
     let stored = F::GRAPH.stored_point(name);
     let (today, name) = stored.map_or((name, "unknown"), |(point, name)| (point.name(), name));
     let point: F::RecoveryPoint = today
         .parse()
         .map_err(|error: crate::UnknownRecoveryPoint| not_understood(error.to_string()))?;
-    let state = State::from_stored(F::GRAPH, state.unwrap_or_default())
-        .map_err(|error| not_understood(error.to_string()))?;
+    let state =
+        State::from_stored(F::GRAPH, state).map_err(|error| not_understood(error.to_string()))?;
     F::check(point, &state).map_err(|error| not_understood(error.to_string()))?;
     let point = point.name();
     Ok(Understood { name, point, state })

@@ -4,17 +4,16 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::claim::{ClaimError, understand};
+use super::claim::{ClaimError, can_go_on};
 use super::drive::Ended;
 use super::{Answer, Handle, Inner};
 use crate::attempt::Attempt;
 use crate::error::RunError;
 use crate::fingerprint::Fingerprint;
 use crate::flow::Flow;
-use crate::store::{self, Found, Holder};
+use crate::store::{self, Found, Holder, bounded};
 
 /// What became of a flow that the completer took up.
 #[derive(Debug)]
@@ -51,11 +50,9 @@ impl<F: Flow> Handle<F> {
         let Some(fingerprint) = Fingerprint::from_stored(&found.request_hash) else {
             return Completion::NotUnderstood("its hash has another form".to_owned());
         };
-        if let Err(error) = F::Request::deserialize(&found.request) {
-            return Completion::NotUnderstood(format!("its request cannot be read: {error}"));
-        }
-        if let Err(error) = understand::<F>(&found.recovery_point, Some(found.state.clone())) {
-            return Completion::NotUnderstood(error.to_string());
+        let (point, state) = (&found.recovery_point, &found.state);
+        if let Err(reason) = can_go_on::<F>(point, state, &found.request) {
+            return Completion::NotUnderstood(reason);
         }
         // So that a client's own retry joins this run; and a run of this process is never taken from
         // under it, even when its lease has run out.
@@ -116,10 +113,12 @@ impl<F: Flow> Handle<F> {
         };
         let limits = &self.settings.limits;
         if lease.attempts() > limits.retry_attempts {
+            let lease = self.settings.lease;
             let connection = &mut *connection;
             let parked =
-                store::park_if_exhausted(connection, found.id, &found.user, holder, limits);
-            if parked.await.map_err(unavailable)? {
+                store::park_if_exhausted(connection, found.id, &found.user, holder, limits, lease);
+            let parked = bounded(store::answer_time(lease), parked).await;
+            if parked.map_err(unavailable)? {
                 tracing::error!(key_id = %found.id, "the attempts of a flow end without a word; it is stuck");
                 return Ok(None);
             }

@@ -5,11 +5,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::Deserialize;
 use serde_json::Value;
 use sqlx::postgres::PgConnection;
 
-use super::claim::understand;
+use super::claim::can_go_on;
 use super::{Engine, Inner};
 use crate::flow::Flow;
 use crate::store::{self, Unfinished};
@@ -58,11 +57,7 @@ pub(super) type Check = fn(&Unfinished) -> Result<(), String>;
 
 /// Whether a flow of type `F` could go on from what is stored.
 pub(super) fn check<F: Flow>(stored: &Unfinished) -> Result<(), String> {
-    understand::<F>(&stored.recovery_point, Some(stored.state.clone()))
-        .map_err(|error| error.to_string())?;
-    <F::Request as Deserialize>::deserialize(&stored.request)
-        .map(|_| ())
-        .map_err(|error| format!("its request cannot be read: {error}"))
+    can_go_on::<F>(&stored.recovery_point, &stored.state, &stored.request)
 }
 
 impl Engine {

@@ -9,7 +9,7 @@ use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::types::Json;
 use uuid::Uuid;
 
-use super::{Holder, lock_timeout};
+use super::{HISTORY, Holder, lock_timeout};
 use crate::fingerprint::Fingerprint;
 use crate::key::Key;
 
@@ -222,13 +222,15 @@ pub(crate) async fn read_by_id(
 /// long, or could not reach the database.
 macro_rules! note_lost_lease {
     () => {
-        "history = CASE WHEN holder IS NULL THEN history ELSE
-             CASE WHEN jsonb_array_length(history) >= 20 THEN history - 0 ELSE coalesce(history, '[]') END
-             || jsonb_build_object('event', 'lost', 'message', 'the lease ran out', 'attempt', attempts,
-                    'fence', fence, 'at', statement_timestamp()) END,
+        concat!(
+            "history = CASE WHEN holder IS NULL THEN history ELSE ",
+            history_with!("$6", "jsonb_build_object('event', 'lost', 'message', 'the lease ran out', 'attempt', attempts,
+                'fence', fence, 'at', statement_timestamp())"),
+            " END,
          last_error = CASE WHEN holder IS NULL THEN last_error ELSE jsonb_build_object('class', 'lost',
              'phase', recovery_point, 'message', 'the lease ran out', 'at', statement_timestamp(),
              'first_at', coalesce(last_error->'first_at', to_jsonb(statement_timestamp()))) END"
+        )
     };
 }
 
@@ -260,6 +262,7 @@ pub(crate) async fn take_over(
     .bind(holder.0)
     .bind(lease.as_secs_f64())
     .bind(lock_timeout(lease))
+    .bind(HISTORY)
     .fetch_all(connection)
     .await?;
     rows.first().map(taken).transpose()

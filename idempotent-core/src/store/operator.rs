@@ -17,10 +17,10 @@ use sqlx::query::Query;
 use sqlx::types::Json;
 use uuid::Uuid;
 
+use super::HISTORY;
 use super::Holder;
 use super::StoredResponse;
 use super::claim::lease_over;
-use super::progress::HISTORY;
 use crate::operator::{
     Event, KeyCount, KeyDetails, KeyFilter, KeyState, KeySummary, LastError, ReplySummary,
 };
@@ -61,8 +61,9 @@ macro_rules! summary_columns {
 macro_rules! appended {
     ($event:literal, $more:literal) => {
         concat!(
-            "history = CASE WHEN jsonb_array_length(history) >= $9 THEN history - 0 ELSE coalesce(history, '[]') END ",
-            "|| jsonb_strip_nulls(jsonb_build_object('event', '", $event, "', 'by', $7::text, 'was', ", state!("$5"), ", ",
+            "history = ",
+            history_with!("$9", "jsonb_strip_nulls(jsonb_build_object("),
+            "'event', '", $event, "', 'by', $7::text, 'was', ", state!("$5"), ", ",
             "'point', recovery_point, 'attempt', attempts, 'fence', fence, 'at', statement_timestamp()", $more, "))"
         )
     };

@@ -11,7 +11,7 @@ use sqlx::postgres::PgConnection;
 use sqlx::{Row, SqlSafeStr};
 use uuid::Uuid;
 
-use super::{Holder, lock_timeout};
+use super::{HISTORY, Holder, lock_timeout};
 use crate::fingerprint::Fingerprint;
 use crate::graph::Isolation;
 use crate::reply::StoredReply;
@@ -360,9 +360,6 @@ impl Default for Limits {
     }
 }
 
-/// How many entries the history of a key keeps.
-pub(super) const HISTORY: i32 = 20;
-
 /// When this point first failed: kept from failure to failure, and begun anew with each point.
 macro_rules! first_at {
     () => {
@@ -393,9 +390,9 @@ pub(crate) async fn release(
              attempts = CASE WHEN recovery_point <> $5 THEN 1 WHEN $7 IN ('wait', 'release') THEN greatest(attempts - 1, 0) ELSE greatest(attempts, 1) END,
              last_error = CASE WHEN $7 = 'release' THEN last_error ELSE jsonb_build_object('class', $7::text, 'phase', $8::text, 'message', $9::text,
                  'at', statement_timestamp(), 'first_at', ", first_at!(), ") END,
-             history = CASE WHEN jsonb_array_length(history) >= $10 THEN history - 0 ELSE coalesce(history, '[]') END
-                 || jsonb_build_object('event', $7::text, 'phase', $8::text, 'message', left($9::text, 200),
-                     'attempt', greatest(attempts, 1), 'fence', fence, 'at', statement_timestamp()),
+             history = ", history_with!("$10", "jsonb_build_object('event', $7::text, 'phase', $8::text,
+                     'message', left($9::text, 200), 'attempt', greatest(attempts, 1), 'fence', fence,
+                     'at', statement_timestamp())"), ",
              next_attempt_at = statement_timestamp() + make_interval(secs => greatest($11,
                  CASE WHEN $7 IN ('wait', 'release') THEN 0 ELSE least($12, $13 * 2 ^ least(attempts, 30)) * $14 END)),
              stuck_at = CASE WHEN CASE $7::text

@@ -8,7 +8,7 @@ use sqlx::postgres::PgConnection;
 use uuid::Uuid;
 
 use super::claim::lease_over;
-use super::{Holder, Limits};
+use super::{Holder, Limits, lock_timeout};
 
 /// A key that nobody runs, as the completer found it.
 #[derive(Clone)]
@@ -114,10 +114,12 @@ pub(crate) async fn park_if_exhausted(
     user: &str,
     holder: Holder,
     limits: &Limits,
+    lease: Duration,
 ) -> Result<bool, sqlx::Error> {
     let parked = sqlx::query(
         "UPDATE idempotency_keys
          SET holder = NULL, lease_expires_at = NULL, stuck_at = statement_timestamp()
+         FROM set_config('lock_timeout', $6, true)
          WHERE id = $1 AND user_id = $2 AND holder = $3 AND attempts > $4
            AND (last_error->>'first_at')::timestamptz + make_interval(secs => $5) < statement_timestamp()",
     )
@@ -126,6 +128,7 @@ pub(crate) async fn park_if_exhausted(
     .bind(holder.0)
     .bind(i64::from(limits.retry_attempts))
     .bind(limits.patience.as_secs_f64())
+    .bind(lock_timeout(lease))
     .execute(connection)
     .await?;
     Ok(parked.rows_affected() == 1)
