@@ -69,11 +69,7 @@ impl World {
 
     /// Waits until a query says true.
     async fn until(&self, what: &str, sql: &'static str) {
-        let deadline = Instant::now() + PATIENCE;
-        while !self.ask::<bool>(sql).await {
-            assert!(Instant::now() < deadline, "not: {what}");
-            sleep(Duration::from_millis(5)).await;
-        }
+        trip::until(&self.pool, what, sql).await;
     }
 
     /// How long from `since` until the latest ride is in other hands: it may be let go again soon,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sqlx::postgres::PgPool;
 use tests::database::TestDatabase;
 use tests::server::{Server, ServerConfig, http};
-use tests::trip::PATIENCE;
+use tests::trip::{PATIENCE, until};
 
 /// A gateway that outlives the servers, as the outside does.
 pub(crate) struct World {
@@ -44,15 +44,7 @@ impl World {
 
     /// Waits until a query says true.
     async fn until(&self, what: &str, sql: &'static str) {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
-        while !sqlx::query_scalar::<_, bool>(sql)
-            .fetch_one(&self.pool)
-            .await
-            .unwrap()
-        {
-            assert!(tokio::time::Instant::now() < deadline, "not: {what}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until(&self.pool, what, sql).await;
     }
 
     /// Retries until there is an answer, as a client does.

@@ -326,20 +326,8 @@ async fn stale_connections_are_replaced() {
 
 /// Waits until some statement waits for a lock.
 async fn blocked(database: &TestDatabase) {
-    let pool = database.pool();
-    let sql = "SELECT count(*) FROM pg_stat_activity
+    let sql = "SELECT count(*) > 0 FROM pg_stat_activity
                WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    let deadline = tokio::time::Instant::now() + trip::PATIENCE;
-    while sqlx::query_scalar::<_, i64>(sql)
-        .fetch_one(&pool)
-        .await
-        .unwrap()
-        == 0
-    {
-        assert!(
-            tokio::time::Instant::now() < deadline,
-            "nothing waits for the open transaction"
-        );
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let what = "something waits for the open transaction";
+    trip::until(&database.pool(), what, sql).await;
 }

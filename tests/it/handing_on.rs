@@ -208,23 +208,10 @@ async fn a_staged_flow_exists_if_and_only_if_its_phase_commits_and_then_runs() {
     let goals = vec!["mars".to_owned(), "venus".to_owned()];
     parents.run(key("k"), goals.clone()).await.unwrap();
     assert!(parents.run(key("k"), goals).await.unwrap().is_replayed());
-    let pool = database.pool();
-    let deadline = tokio::time::Instant::now() + PATIENCE;
     let finished =
-        "SELECT count(*) FROM idempotency_keys WHERE flow = 'trip' AND finished_at IS NOT NULL
-                    AND parent_id = (SELECT id FROM idempotency_keys WHERE key = 'k')";
-    while sqlx::query_scalar::<_, i64>(finished)
-        .fetch_one(&pool)
-        .await
-        .unwrap()
-        < 2
-    {
-        assert!(
-            tokio::time::Instant::now() < deadline,
-            "the staged flows do not run"
-        );
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        "SELECT count(*) = 2 FROM idempotency_keys WHERE flow = 'trip' AND finished_at IS NOT NULL
+         AND parent_id = (SELECT id FROM idempotency_keys WHERE key = 'k')";
+    trip::until(&database.pool(), "the staged flows have run", finished).await;
     workers.stop().await;
     assert_eq!(children(&database).await, 2);
     assert_eq!(flow.outside.payments(), 2);
@@ -295,28 +282,12 @@ async fn no_staged_flow_is_lost_however_commits_interleave() {
         .run(key("early"), vec!["venus".to_owned()])
         .await
         .unwrap();
-    let pool = database.pool();
-    let until = async |count: i64| {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
-        let sql =
-            "SELECT count(*) FROM idempotency_keys WHERE flow = 'trip' AND finished_at IS NOT NULL";
-        while sqlx::query_scalar::<_, i64>(sql)
-            .fetch_one(&pool)
-            .await
-            .unwrap()
-            < count
-        {
-            assert!(
-                tokio::time::Instant::now() < deadline,
-                "not {count} finished"
-            );
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    until(1).await;
+    let one = "SELECT count(*) >= 1 FROM idempotency_keys WHERE flow = 'trip' AND finished_at IS NOT NULL";
+    let two = "SELECT count(*) >= 2 FROM idempotency_keys WHERE flow = 'trip' AND finished_at IS NOT NULL";
+    trip::until(&database.pool(), "the early one has run", one).await;
     held.release();
     running.wait().await.unwrap();
-    until(2).await;
+    trip::until(&database.pool(), "the late one has run", two).await;
     workers.stop().await;
 }
 

@@ -237,18 +237,8 @@ async fn a_request_in_progress_is_a_conflict_elsewhere_and_is_waited_for_here() 
 
 /// Waits until a flow stands before its charge.
 async fn running(database: &TestDatabase) {
-    let pool = database.pool();
-    let deadline = tokio::time::Instant::now() + tests::trip::PATIENCE;
-    let sql = "SELECT count(*) FROM idempotency_keys WHERE recovery_point = 'ride_created' AND holder IS NOT NULL";
-    while sqlx::query_scalar::<_, i64>(sql)
-        .fetch_one(&pool)
-        .await
-        .unwrap()
-        == 0
-    {
-        assert!(tokio::time::Instant::now() < deadline, "no flow is running");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let sql = "SELECT count(*) > 0 FROM idempotency_keys WHERE recovery_point = 'ride_created' AND holder IS NOT NULL";
+    tests::trip::until(&database.pool(), "a flow is running", sql).await;
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use idempotent_core::{Engine, FlowOptions, RunError};
 use serde_json::Value;
 use sqlx::Row;
 use tests::database::TestDatabase;
-use tests::trip::{self, Act, PATIENCE, TripError, TripFlow, key, trip_to};
+use tests::trip::{self, Act, TripError, TripFlow, key, trip_to, until};
 
 /// An engine that runs the flow, as one process of several.
 async fn engine(flow: &TripFlow, database: &TestDatabase, options: FlowOptions) -> Engine {
@@ -17,19 +17,6 @@ async fn engine(flow: &TripFlow, database: &TestDatabase, options: FlowOptions) 
 /// Retries soon, so that tests need not wait.
 fn quick() -> FlowOptions {
     FlowOptions::new().backoff(Duration::from_millis(10), Duration::from_millis(20))
-}
-
-async fn until(database: &TestDatabase, what: &str, sql: &'static str) {
-    let pool = database.pool();
-    let deadline = tokio::time::Instant::now() + PATIENCE;
-    while !sqlx::query_scalar::<_, bool>(sql)
-        .fetch_one(&pool)
-        .await
-        .unwrap()
-    {
-        assert!(tokio::time::Instant::now() < deadline, "not: {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
 }
 
 const ALL_FINISHED: &str = "SELECT bool_and(finished_at IS NOT NULL) FROM idempotency_keys";
@@ -48,7 +35,7 @@ async fn a_flow_whose_process_died_is_finished_without_its_client() {
 
         let alive = engine(&flow, &database, quick()).await;
         let workers = alive.workers().start();
-        until(&database, "finished", ALL_FINISHED).await;
+        until(&database.pool(), "finished", ALL_FINISHED).await;
         workers.stop().await;
         assert_eq!(flow.outside.payments(), 1);
         assert_eq!(
@@ -73,7 +60,7 @@ async fn a_flow_that_failed_is_tried_again_until_it_succeeds() {
     let trips = engine.handle::<TripFlow>().unwrap();
     trips.run(key("k"), trip_to("mars")).await.unwrap_err();
     let workers = engine.workers().start();
-    until(&database, "finished", ALL_FINISHED).await;
+    until(&database.pool(), "finished", ALL_FINISHED).await;
     workers.stop().await;
     assert_eq!(flow.outside.calls().len(), 1);
     let history: Value = sqlx::query_scalar("SELECT history FROM idempotency_keys")
@@ -101,7 +88,7 @@ async fn a_poisoned_flow_ends_stuck_and_starves_nobody() {
     (0..4).for_each(|_| poison());
     let workers = engine.workers().concurrency(1).start();
     until(
-        &database,
+        &database.pool(),
         "stuck",
         "SELECT bool_or(stuck_at IS NOT NULL) FROM idempotency_keys",
     )
@@ -112,7 +99,7 @@ async fn a_poisoned_flow_ends_stuck_and_starves_nobody() {
         .await
         .unwrap_err();
     until(
-        &database,
+        &database.pool(),
         "the healthy one finished",
         "SELECT finished_at IS NOT NULL FROM idempotency_keys WHERE key = 'healthy'",
     )
@@ -257,7 +244,7 @@ async fn many_completers_share_the_work() {
         .iter()
         .map(|engine| engine.workers().start())
         .collect();
-    until(&database, "all finished", ALL_FINISHED).await;
+    until(&database.pool(), "all finished", ALL_FINISHED).await;
     for workers in workers {
         workers.stop().await;
     }

@@ -359,21 +359,21 @@ pub async fn end_frozen_transactions(database: &TestDatabase) {
     let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
                WHERE datname = current_database() AND state = 'idle in transaction'";
     sqlx::query(sql).execute(&database.pool()).await.unwrap();
-    let gone = "SELECT count(*) FROM pg_stat_activity
+    let gone = "SELECT count(*) = 0 FROM pg_stat_activity
                 WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
-    let pool = database.pool();
+    until(&database.pool(), "the transactions have ended", gone).await;
+}
+
+/// Waits until a query says true; fails when it does not for [`PATIENCE`].
+pub async fn until(pool: &PgPool, what: &str, sql: &'static str) {
     let deadline = tokio::time::Instant::now() + PATIENCE;
-    while sqlx::query_scalar::<_, i64>(gone)
-        .fetch_one(&pool)
+    while !sqlx::query_scalar::<_, bool>(sql)
+        .fetch_one(pool)
         .await
         .unwrap()
-        > 0
     {
-        assert!(
-            tokio::time::Instant::now() < deadline,
-            "the transactions do not end"
-        );
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert!(tokio::time::Instant::now() < deadline, "not: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
