@@ -49,6 +49,8 @@ pub struct Attempt {
     graph: &'static Graph,
     key: Arc<KeyInfo>,
     lease: Duration,
+    /// The most bytes of a reply's body that are stored.
+    reply_limit: usize,
     /// The point at which the row stands, by the name that is stored.
     stored_point: &'static str,
     /// The point at which the attempt stands: ahead of the row while an external phase's result
@@ -80,6 +82,7 @@ impl Attempt {
             graph: start.graph,
             key: Arc::new(start.key),
             lease: start.lease,
+            reply_limit: start.reply_limit,
             stored_point: start.stored_point,
             point: start.point,
             state: start.state,
@@ -298,7 +301,8 @@ impl Attempt {
         let staged = tx.take_staged();
         let (position, lease) = (self.position(), self.lease);
         let connection = tx.connection();
-        let finished = store::finish(connection, position, &reply, lease, Within::Phase(&staged));
+        let kept = reply.within(self.reply_limit);
+        let finished = store::finish(connection, position, &kept, lease, Within::Phase(&staged));
         let finished = bounded(self.answer_time(), finished).await;
         if self.commit(tx, finished).await? {
             self.wake_completer(&staged);
@@ -306,8 +310,22 @@ impl Attempt {
                 reply,
                 by_another: false,
             });
+        } else {
+            self.answer_whole(reply);
         }
         Ok(())
+    }
+
+    /// The answer to this request is the whole reply, also where it was read back from the row that
+    /// it was stored in, and more than is stored.
+    fn answer_whole(&mut self, reply: Arc<StoredReply>) {
+        let limit = self.reply_limit;
+        if let Some(finished) = &mut self.finished
+            && !finished.by_another
+            && *finished.reply == *reply.within(limit)
+        {
+            finished.reply = reply;
+        }
     }
 
     /// Gives up a phase's transaction.
@@ -354,6 +372,11 @@ impl Attempt {
     ) -> Result<(), Halt> {
         let reply = self.stored(reply)?;
         self.finish_alone(reply).await
+    }
+
+    /// The same with a reply that is in its stored form already.
+    pub(crate) async fn finish_with_stored(&mut self, reply: StoredReply) -> Result<(), Halt> {
+        self.finish_alone(Arc::new(reply)).await
     }
 
     /// Stores a rejection for which the flow has no work to do.

@@ -4,26 +4,30 @@
 //! read what is known of it), run the phases from the point that the claim returned, and on a
 //! failure let the lease go.
 
+mod builder;
 mod claim;
 mod drive;
+mod guard;
+mod load;
+mod look;
+mod options;
 mod resume;
 mod sharing;
 mod shutdown;
 mod start_up;
+mod waiting;
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
-use sqlx::Connection;
-use sqlx::postgres::{PgConnection, PgPool};
+use sqlx::postgres::PgPool;
 use tokio::sync::Notify;
 
 use crate::attempt::Surroundings;
-use crate::error::{BuildError, InvalidRequest, NotRegistered, RunError};
+use crate::error::{InvalidRequest, NotRegistered, RunError};
 use crate::fingerprint::Fingerprint;
 use crate::flow::Flow;
 use crate::graph::Graph;
@@ -31,14 +35,25 @@ use crate::json::{Unstorable, into_storable};
 use crate::key::Key;
 use crate::lease::{Keeper, KeeperTask};
 use crate::reply::StoredReply;
-use crate::store::{self, Found, LONGEST_LEASE, Limits};
+use crate::store::Found;
+pub use builder::EngineBuilder;
 pub(crate) use drive::{CONFLICTS, backoff, random};
+pub use guard::Guard;
+use guard::Guarded;
+#[cfg(feature = "axum")]
+pub(crate) use guard::Handled;
+use load::Load;
+pub use look::{Operation, OperationState};
+pub use options::FlowOptions;
+use options::Settings;
 pub(crate) use resume::Completion;
-use resume::{Resume, resume};
+use resume::Resume;
 use sharing::{Joined, Role, Shared};
 use shutdown::Closing;
-use start_up::{Check, check};
+use start_up::Check;
 pub use start_up::{OnStranded, Stranded};
+pub use waiting::Patience;
+use waiting::{Announcer, Waiting};
 
 /// Runs flows on one database. Cheap to clone.
 ///
@@ -63,92 +78,16 @@ pub struct Engine {
     inner: Arc<Inner>,
 }
 
-/// Collects the flows of an engine.
-#[derive(Debug)]
-#[must_use = "a builder does nothing until `build`"]
-pub struct EngineBuilder {
-    pool: PgPool,
-    flows: Vec<Registered>,
-    on_stranded: OnStranded,
-}
-
-/// What may be set for a flow where the engine is built, over what its attribute says.
-///
-/// ```
-/// use std::time::Duration;
-/// use idempotent_core::FlowOptions;
-///
-/// let options = FlowOptions::new().lease(Duration::from_secs(3)).retention(Duration::from_secs(3600));
-/// # let _ = options;
-/// ```
-#[derive(Debug, Clone, Copy, Default)]
-#[must_use = "options do nothing until they are given to `EngineBuilder::flow_with`"]
-pub struct FlowOptions {
-    lease: Option<Duration>,
-    retention: Option<Duration>,
-    limits: Limits,
-}
-
-impl FlowOptions {
-    /// Everything as the flow's attribute says.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Another lease: from 100 ms to 10 min.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = Some(lease);
-        self
-    }
-
-    /// Another time for which replies are kept.
-    pub fn retention(mut self, retention: Duration) -> Self {
-        self.retention = Some(retention);
-        self
-    }
-
-    /// After so many attempts that stopped at one point (a bug, a panic) the flow is stuck. 5 unless
-    /// given.
-    pub fn max_attempts(mut self, attempts: u32) -> Self {
-        self.limits.max_attempts = attempts;
-        self
-    }
-
-    /// After so many attempts that asked for a retry at one point, and after `patience` since the
-    /// first of them, the flow is stuck. 20 and 24 hours unless given.
-    pub fn retry_attempts(mut self, attempts: u32, patience: Duration) -> Self {
-        self.limits.retry_attempts = attempts;
-        self.limits.patience = patience;
-        self
-    }
-
-    /// How long an outside may keep saying "pending" before the flow is stuck. 7 days unless given.
-    pub fn max_wait(mut self, max_wait: Duration) -> Self {
-        self.limits.max_wait = max_wait;
-        self
-    }
-
-    /// How long the completer waits after a failure: from `first`, doubled with each attempt, to
-    /// `longest`. 1 second and 10 minutes unless given. A client's own retry runs at once.
-    pub fn backoff(mut self, first: Duration, longest: Duration) -> Self {
-        self.limits.backoff = first;
-        self.limits.longest_backoff = longest;
-        self
-    }
-}
-
-/// What is in force for a flow.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Settings {
-    lease: Duration,
-    retention: Duration,
-    limits: Limits,
-}
-
 #[derive(Debug)]
 pub(crate) struct Inner {
     pool: PgPool,
     flows: HashMap<&'static str, Registered>,
+    guards: HashMap<&'static str, Guarded>,
+    /// How many requests run here.
+    load: Load,
+    /// The requests that wait for attempts elsewhere.
+    waiting: Waiting,
+    announcer: Option<Announcer>,
     surroundings: Surroundings,
     /// Whether requests are still taken, and whether what runs is to be handed on.
     closing: Closing,
@@ -184,9 +123,18 @@ impl Inner {
         self.flows.keys().copied()
     }
 
+    /// How long the finished keys of each flow and each guard are kept.
     pub(crate) fn retentions(&self) -> impl Iterator<Item = (&'static str, Duration)> {
         let flows = self.flows.iter();
-        flows.map(|(flow, registered)| (*flow, registered.settings.retention))
+        flows
+            .map(|(flow, registered)| (*flow, registered.settings.retention))
+            .chain(self.guard_retentions())
+    }
+
+    /// The same of the guards alone, whose unfinished keys nobody goes on with.
+    pub(crate) fn guard_retentions(&self) -> impl Iterator<Item = (&'static str, Duration)> {
+        let guards = self.guards.iter();
+        guards.map(|(name, guarded)| (*name, guarded.settings.retention))
     }
 
     /// No flow is told to wait longer than this.
@@ -211,6 +159,7 @@ impl Inner {
         Ok(Handle {
             inner: Arc::clone(self),
             flow: flow.map_err(|_| NotRegistered(name))?,
+            graph: registered.graph,
             settings: registered.settings,
         })
     }
@@ -222,11 +171,7 @@ impl Engine {
     /// locked until the phase's time is up. `test_before_acquire(false)` on the pool saves a round trip for each
     /// statement or transaction: the engine finds stale connections by itself.
     pub fn builder(pool: PgPool) -> EngineBuilder {
-        EngineBuilder {
-            pool,
-            flows: Vec::new(),
-            on_stranded: OnStranded::default(),
-        }
+        EngineBuilder::new(pool)
     }
 
     /// The way to run one flow.
@@ -248,109 +193,12 @@ impl Engine {
     }
 }
 
-impl EngineBuilder {
-    /// Adds a flow.
-    pub fn flow<F: Flow>(self, flow: F) -> Self {
-        self.flow_with(flow, FlowOptions::new())
-    }
-
-    /// Adds a flow, with options over those of its attribute.
-    pub fn flow_with<F: Flow>(mut self, flow: F, options: FlowOptions) -> Self {
-        self.flows.push(Registered {
-            graph: F::GRAPH,
-            flow: Arc::new(flow),
-            resume: resume::<F>,
-            check: check::<F>,
-            settings: Settings {
-                lease: options.lease.unwrap_or(F::GRAPH.lease()),
-                retention: options.retention.unwrap_or(F::GRAPH.retention()),
-                limits: options.limits,
-            },
-        });
-        self
-    }
-
-    /// What to do about unfinished flows that this version cannot go on with. They are named in the
-    /// log in any case, and never touched.
-    pub fn on_stranded(mut self, policy: OnStranded) -> Self {
-        self.on_stranded = policy;
-        self
-    }
-
-    /// Checks what can be checked before the first request, and starts the renewal of leases.
-    ///
-    /// # Errors
-    ///
-    /// See [`BuildError`].
-    pub async fn build(self) -> Result<Engine, BuildError> {
-        let mut flows = HashMap::new();
-        for registered in self.flows {
-            let flow = registered.graph.flow();
-            let Settings {
-                lease, retention, ..
-            } = registered.settings;
-            if !(Duration::from_millis(100)..=LONGEST_LEASE).contains(&lease) {
-                return Err(BuildError::Lease { flow, lease });
-            }
-            if retention < lease {
-                return Err(BuildError::Retention { flow, retention });
-            }
-            match flows.entry(flow) {
-                Entry::Occupied(_) => return Err(BuildError::DuplicateFlow(flow)),
-                Entry::Vacant(free) => free.insert(registered),
-            };
-        }
-
-        let mut connection = store::acquire(&self.pool).await?;
-        let table = store::table(&mut connection).await?;
-        if table.is_none() {
-            return Err(BuildError::NotMigrated);
-        }
-        let mut renewing = PgConnection::connect_with(&self.pool.connect_options()).await?;
-        if store::table(&mut renewing).await? != table {
-            return Err(BuildError::RenewalsElsewhere);
-        }
-        let default_isolation = store::default_isolation(&mut connection).await?;
-        if store::synchronous_commit(&mut connection).await? == "off" {
-            tracing::warn!(
-                "synchronous_commit is off in this database: an answer may be given and then forgotten \
-                 in a crash of the database; set it to on"
-            );
-        }
-
-        let closing = Closing::default();
-        let (keeper, keeper_task) = Keeper::start(self.pool.clone(), renewing);
-        let inner = Inner {
-            pool: self.pool,
-            flows,
-            surroundings: Surroundings {
-                work: Arc::new(Notify::new()),
-                closing: closing.hand_on(),
-                default_isolation,
-            },
-            closing,
-            keeper,
-            shared: Shared::default(),
-            _keeper_task: keeper_task,
-        };
-        let stranded = inner.stranded(&mut connection).await?;
-        for stranded in &stranded {
-            tracing::warn!(%stranded, "this version cannot go on with some flows; they are left as they are");
-        }
-        if !stranded.is_empty() && self.on_stranded == OnStranded::Refuse {
-            return Err(BuildError::Stranded(stranded));
-        }
-        Ok(Engine {
-            inner: Arc::new(inner),
-        })
-    }
-}
-
 /// Runs requests through one flow. Cheap to clone.
 #[derive(Debug)]
 pub struct Handle<F> {
     inner: Arc<Inner>,
     flow: Arc<F>,
+    graph: &'static Graph,
     settings: Settings,
 }
 
@@ -359,6 +207,7 @@ impl<F> Clone for Handle<F> {
         Self {
             inner: Arc::clone(&self.inner),
             flow: Arc::clone(&self.flow),
+            graph: self.graph,
             settings: self.settings,
         }
     }
@@ -432,19 +281,24 @@ impl<F: Flow> Handle<F> {
     ///
     /// When the request cannot be accepted at all, or the engine is shutting down.
     pub fn start(&self, key: Key, request: F::Request) -> Result<Running, RunError> {
+        self.start_prepared(Arc::new(Prepared::new(key, request)?))
+    }
+
+    fn start_prepared(&self, prepared: Arc<Prepared>) -> Result<Running, RunError> {
         let guard = self.inner.closing.enter()?;
-        let prepared = Prepared::new(key, request)?;
-        let (flow, key) = (F::GRAPH.flow(), &prepared.key);
-        let joined = match self
-            .inner
-            .shared
-            .join_or_lead(flow, key, &prepared.fingerprint)
-        {
+        let (flow, key) = (self.graph.flow(), &prepared.key);
+        let fingerprint = &prepared.fingerprint;
+        let joined = match self.inner.shared.join_or_lead(flow, key, fingerprint) {
             Role::Joined(joined) => joined,
             Role::Leads(lead, joined) => {
+                let place = self.inner.load.enter(&key.user);
                 let handle = self.clone();
                 tokio::spawn(async move {
-                    lead.answer(handle.serve(&prepared).await);
+                    let answer = match place {
+                        Ok(_place) => handle.serve(&prepared).await,
+                        Err(full) => handle.answer_if_known(&prepared, full).await,
+                    };
+                    lead.answer(answer);
                     drop(guard);
                 });
                 joined
@@ -469,6 +323,19 @@ impl Prepared {
         Ok(Self {
             key,
             body,
+            fingerprint,
+        })
+    }
+
+    /// A request of which nothing but its bytes is known. They are not stored.
+    fn raw(key: Key, body: &[u8]) -> Result<Self, InvalidRequest> {
+        if key.query.contains('\0') || key.method.contains('\0') {
+            return Err(InvalidRequest::Nul);
+        }
+        let fingerprint = Fingerprint::of_bytes(&key, body);
+        Ok(Self {
+            key,
+            body: serde_json::Value::Null,
             fingerprint,
         })
     }

@@ -65,6 +65,16 @@ pub enum RunError {
         /// What cannot be read.
         reason: String,
     },
+    /// This process runs as many requests as it takes on, of this user or in all. Nothing was begun.
+    #[error(
+        "{} running here as may; retry with the same key", if *of_this_user { "as many of this user's requests are" } else { "as many requests are" }
+    )]
+    TooManyRunning {
+        /// Whether it is this user who has too many, and not all users together.
+        of_this_user: bool,
+        /// When to try again.
+        retry_after: Duration,
+    },
     /// The database did not answer, or not in time.
     #[error("the database is not available: {reason}; retry with the same key")]
     Unavailable {
@@ -83,7 +93,8 @@ impl RunError {
             Self::Invalid(_) | Self::Mismatch | Self::Stuck => None,
             Self::InProgress { retry_after }
             | Self::Retry { retry_after, .. }
-            | Self::Stopped { retry_after, .. } => Some(*retry_after),
+            | Self::Stopped { retry_after, .. }
+            | Self::TooManyRunning { retry_after, .. } => Some(*retry_after),
             Self::NotUnderstood { .. } => Some(Duration::from_secs(10)),
             Self::Unavailable { .. } | Self::ShuttingDown => Some(Duration::from_secs(1)),
         }
@@ -171,3 +182,8 @@ fn list(stranded: &[Stranded]) -> String {
     "flow `{0}` is not registered: add `.flow(…)` with a value of this type to `Engine::builder`"
 )]
 pub struct NotRegistered(pub(crate) &'static str);
+
+/// A guard was asked for that the engine does not know.
+#[derive(Debug, thiserror::Error)]
+#[error("guard `{0}` is not registered: add `.guard(\"{0}\")` to `Engine::builder`")]
+pub struct NoSuchGuard(pub(crate) String);

@@ -8,8 +8,11 @@ use sha2::{Digest, Sha256};
 
 use crate::key::{Key, hash_part};
 
-/// The version of the algorithm, the first byte of every stored hash.
-const VERSION: u8 = 1;
+/// The version of the algorithm, the first byte of every stored hash: of a typed body, in its
+/// canonical form.
+const CANONICAL: u8 = 1;
+/// The same of a body of which nothing but its bytes is known.
+const RAW: u8 = 2;
 
 /// A version byte and a SHA-256, as stored in `request_hash`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,16 +22,21 @@ impl Fingerprint {
     pub(crate) fn new(key: &Key, body: &Value) -> Self {
         let mut canonical = Vec::new();
         write_canonical(body, &mut canonical);
+        Self::hash(CANONICAL, key, &canonical)
+    }
+
+    /// Of a body that is compared byte by byte.
+    pub(crate) fn of_bytes(key: &Key, body: &[u8]) -> Self {
+        Self::hash(RAW, key, body)
+    }
+
+    fn hash(version: u8, key: &Key, body: &[u8]) -> Self {
         let mut hash = Sha256::new();
-        for part in [
-            key.method.as_bytes(),
-            key.path.as_bytes(),
-            key.query.as_bytes(),
-            &canonical,
-        ] {
+        let parts = [&key.method, &key.path, &key.query];
+        for part in parts.map(String::as_bytes).into_iter().chain([body]) {
             hash_part(&mut hash, part);
         }
-        let mut bytes = [VERSION; 33];
+        let mut bytes = [version; 33];
         bytes[1..].copy_from_slice(&hash.finalize());
         Self(bytes)
     }
@@ -119,6 +127,14 @@ mod tests {
             print,
             Fingerprint::new(&Key::new("v", "/rides", "other").unwrap(), &body)
         );
+    }
+
+    #[test]
+    fn bytes_are_hashed_as_they_are_and_never_taken_for_a_canonical_body() {
+        let print = Fingerprint::of_bytes(&key(), br#"{"amount":1}"#);
+        assert_ne!(print, Fingerprint::new(&key(), &json!({"amount": 1})));
+        assert_ne!(print, Fingerprint::of_bytes(&key(), br#"{"amount": 1}"#));
+        assert_eq!(print.as_bytes()[0], RAW);
     }
 
     /// Stored hashes are compared with this one: a change needs a new version byte.

@@ -40,7 +40,7 @@
 //!   makes of it.
 //! - [`Tx`] and [`External`] are what a phase may do; [`PhaseFailure`] is what its failure means.
 //! - [`Engine`] and [`Handle`] run requests; [`RunError`] says why there is no answer now.
-//! - `http` (feature `axum`) is the glue for a service; `embedded` (feature `embedded`) a private
+//! - [`mod@http`] is the glue for a service, for axum with the feature `axum`; `embedded` (feature `embedded`) a private
 //!   PostgreSQL for development and tests.
 //!
 //! # What is guaranteed
@@ -62,7 +62,6 @@ mod failure;
 mod fingerprint;
 mod flow;
 mod graph;
-#[cfg(feature = "axum")]
 pub mod http;
 mod json;
 mod key;
@@ -78,9 +77,10 @@ mod workers;
 
 pub use attempt::Reconciled;
 pub use engine::{
-    Answer, Engine, EngineBuilder, FlowOptions, Handle, OnStranded, Running, Stranded,
+    Answer, Engine, EngineBuilder, FlowOptions, Guard, Handle, OnStranded, Operation,
+    OperationState, Patience, Running, Stranded,
 };
-pub use error::{BuildError, InvalidRequest, NotRegistered, RunError};
+pub use error::{BuildError, InvalidRequest, NoSuchGuard, NotRegistered, RunError};
 pub use failure::{Disposition, PhaseFailure, Rejection};
 pub use flow::{Flow, FlowReference, Payload, RecoveryPoint, UnknownRecoveryPoint};
 pub use graph::{

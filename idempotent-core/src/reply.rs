@@ -2,6 +2,7 @@
 //! and replayed ([`StoredReply`]: status, ordered headers, body bytes). The first answer is rendered
 //! from the stored form too, so a replay cannot differ from it by a byte.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use bytes::Bytes;
@@ -46,6 +47,9 @@ static NEVER_STORED: [HeaderName; 11] = [
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
 ];
+
+/// Marks a replay whose body was too long to be stored: `true`.
+pub(crate) static TRUNCATED: HeaderName = HeaderName::from_static("idempotent-replay-truncated");
 
 impl<T> Reply<T> {
     /// A reply with this status and body.
@@ -201,6 +205,24 @@ impl fmt::Debug for StoredReply {
 }
 
 impl StoredReply {
+    /// Of a response, with those of these headers that can be stored and replayed.
+    #[cfg(feature = "axum")]
+    pub(crate) fn of_parts<'a>(
+        status: StatusCode,
+        headers: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>,
+        body: Bytes,
+    ) -> Self {
+        let headers = headers
+            .filter(|(name, value)| !NEVER_STORED.contains(name) && value.to_str().is_ok())
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
+        Self {
+            status,
+            headers,
+            body,
+        }
+    }
+
     /// The status.
     pub fn status(&self) -> StatusCode {
         self.status
@@ -214,6 +236,31 @@ impl StoredReply {
     /// The body's bytes.
     pub fn body(&self) -> &Bytes {
         &self.body
+    }
+
+    /// What is stored of the reply where at most so many bytes of a body are: the reply itself, or
+    /// without its body and marked so.
+    pub(crate) fn within(&self, limit: usize) -> Cow<'_, Self> {
+        if self.body.len() <= limit {
+            return Cow::Borrowed(self);
+        }
+        tracing::info!(
+            bytes = self.body.len(),
+            limit,
+            "the reply is longer than what is stored; a retry gets its status and headers only"
+        );
+        Cow::Owned(self.without_body())
+    }
+
+    /// The reply without its body, marked so.
+    pub(crate) fn without_body(&self) -> Self {
+        let mut headers = self.headers.clone();
+        headers.push((TRUNCATED.clone(), HeaderValue::from_static("true")));
+        Self {
+            status: self.status,
+            headers,
+            body: Bytes::new(),
+        }
     }
 
     /// The reply as an HTTP response.

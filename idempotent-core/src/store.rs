@@ -28,6 +28,7 @@ macro_rules! history_with {
 mod claim;
 mod operator;
 mod progress;
+mod waiting;
 mod workers;
 
 use std::io;
@@ -40,8 +41,8 @@ use uuid::Uuid;
 use crate::graph::Isolation;
 
 pub(crate) use claim::{
-    End, Fresh, Intent, Known, Read, StoredResponse, Taken, claim_or_read, read_by_id, take_over,
-    take_over_from_myself,
+    End, Fresh, Intent, Known, Read, StoredResponse, Taken, Unfinished as UnfinishedKey,
+    claim_or_read, read_by_id, read_by_key, take_over, take_over_from_myself,
 };
 pub(crate) use operator::{
     Change, Standing, count_keys, find_key, list_keys, read_contents, read_details, read_standing,
@@ -51,8 +52,10 @@ pub(crate) use progress::{
     Advance, Limits, Parting, Position, Renewals, Staged, Within, announce, begin, checkpoint,
     finish, is_own_transaction, lock, release, renew,
 };
+pub(crate) use waiting::{Awaited, announce_ends, list_ended};
 pub(crate) use workers::{
     Expired, Found, Unfinished, count_expired, list_due, list_unfinished, park_if_exhausted, reap,
+    reap_unfinished,
 };
 
 /// The right to run: a fresh UUID per attempt. A process that lost its lease and a process that
@@ -78,9 +81,15 @@ pub(crate) fn lock_timeout(lease: Duration) -> String {
     format!("{}ms", (lease.as_millis() / 10).max(10))
 }
 
+/// How long anybody waits for a connection, also where the pool would have them wait longer: a
+/// client is better told to come back than kept.
+const ACQUIRE_WITHIN: Duration = Duration::from_secs(5);
+
 /// Takes a connection from the pool. Its error is the pool's: exhausted, closed, unreachable.
 pub(crate) async fn acquire(pool: &PgPool) -> Result<PoolConnection<Postgres>, sqlx::Error> {
-    pool.acquire().await
+    tokio::time::timeout(ACQUIRE_WITHIN, pool.acquire())
+        .await
+        .unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
 /// What `synchronous_commit` is by default in this database.

@@ -2,12 +2,13 @@
 //! few lines: who asks, under which key, for what; the flow does the rest.
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{FromRef, Path, State};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
-use http::{StatusCode, Uri};
-use idempotent_core::http::{IdempotencyKey, JsonBody, Problem, Profile, respond};
-use idempotent_core::{Handle, Key, RunError};
+use http::StatusCode;
+use idempotent_core::http::{Contract, IdempotencyKey, JsonBody, Problem, Profile, Scope};
+use idempotent_core::{Handle, Key, KeyError, RunError};
 use serde_json::json;
 use sqlx::postgres::PgPool;
 use uuid::Uuid;
@@ -40,16 +41,28 @@ impl<P> FromRef<App<P>> for PgPool {
     }
 }
 
-/// A mismatch and a request in progress are both 409, told apart by `code`.
-const PROFILE: Profile = Profile::rocket_rides();
+/// What the service promises about keys where it is not told otherwise: a mismatch and a request in
+/// progress are both 409, told apart by `code`.
+pub fn contract() -> Contract {
+    Contract::new(Profile::rocket_rides()).documented_at("/problems")
+}
+
+/// Where rides are asked for, and what their keys are unique within.
+const RIDES: &str = "/api/rides";
 
 /// How many rides a list shows.
 const LIST_LIMIT: i64 = 100;
 
-/// The service's routes.
+/// The service's routes, under the usual contract.
 pub fn router<P: Payments>(app: App<P>) -> Router {
+    routes(app).layer(contract())
+}
+
+/// The service's routes, under none.
+pub fn routes<P: Payments>(app: App<P>) -> Router {
     Router::new()
-        .route("/api/rides", post(create_ride::<P>).get(list_rides))
+        .route(RIDES, post(create_ride::<P>).get(list_rides))
+        .route("/api/rides/by-key/{key}", get(ride_by_key::<P>))
         .route("/api/rides/{id}", get(show_ride))
         .route("/healthz", get(async || Json(json!({"status": "ok"}))))
         .route("/readyz", get(ready))
@@ -68,16 +81,23 @@ pub fn router<P: Payments>(app: App<P>) -> Router {
 
 async fn create_ride<P: Payments>(
     State(app): State<App<P>>,
-    user: User,
-    uri: Uri,
+    scope: Scope<User>,
     key: IdempotencyKey,
     JsonBody(request): JsonBody<RideRequest>,
 ) -> Result<Response, Problem> {
-    let request = checked(request)?;
-    let key = Key::new(user.id.to_string(), uri.path(), key.into_string())
-        .map_err(|error| PROFILE.problem(&RunError::Invalid(error.into())))?
-        .with_query(uri.query().unwrap_or_default());
-    Ok(respond(&app.rides, key, request, PROFILE).await)
+    Ok(scope.run(&app.rides, key, checked(request)?).await)
+}
+
+/// For a client that gave up: where its request stands.
+async fn ride_by_key<P: Payments>(
+    State(app): State<App<P>>,
+    scope: Scope<User>,
+    Path(key): Path<String>,
+) -> Result<Response, Problem> {
+    let user = scope.user().id.to_string();
+    let key = Key::new(user, RIDES, key).map_err(|error| key_invalid(&error))?;
+    let operation = scope.contract().operation(&app.rides, &key).await;
+    Ok(operation.map(Body::from))
 }
 
 async fn show_ride(
@@ -154,10 +174,14 @@ fn checked(request: RideRequest) -> Result<RideRequest, Problem> {
     Ok(request)
 }
 
+fn key_invalid(error: &KeyError) -> Problem {
+    Profile::default().problem(&RunError::Invalid(error.clone().into()))
+}
+
 /// The database did not answer. What it said is for the log.
 pub(crate) fn unavailable(error: &sqlx::Error) -> Response {
     tracing::warn!(%error, "the database did not answer");
-    PROFILE
+    Profile::default()
         .problem(&RunError::Unavailable {
             reason: error.to_string(),
         })

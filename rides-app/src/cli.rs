@@ -111,7 +111,12 @@ pub struct GatewayArgs {
     pub database: DatabaseArgs,
 }
 
-pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+/// Reads a span of time from a command line.
+///
+/// # Errors
+///
+/// What to write instead.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let millis = match unit {

@@ -4,7 +4,7 @@ use axum::extract::{FromRef, FromRequestParts};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderValue, StatusCode, header};
-use idempotent_core::http::Problem;
+use idempotent_core::http::{Caller, Problem};
 use sha2::{Digest, Sha256};
 use sqlx::postgres::PgPool;
 use uuid::Uuid;
@@ -16,6 +16,12 @@ use crate::app::unavailable;
 pub struct User {
     /// The user's id.
     pub id: Uuid,
+}
+
+impl Caller for User {
+    fn user_id(&self) -> String {
+        self.id.to_string()
+    }
 }
 
 impl<S> FromRequestParts<S> for User

@@ -144,7 +144,12 @@ impl Attempt {
                 tracing::info!(%error, "a write is in doubt; finding out what became of it");
                 match self.resolve().await? {
                     Resolved::Unmoved => {}
-                    Resolved::Moved | Resolved::Finished => return Ok(WriteEnd::Elsewhere),
+                    Resolved::Moved | Resolved::Finished => {
+                        if let Alone::Finish(reply) = write {
+                            self.answer_whole(reply);
+                        }
+                        return Ok(WriteEnd::Elsewhere);
+                    }
                 }
             }
             tokio::time::sleep(backoff(tries.min(CONFLICTS))).await;
@@ -168,7 +173,8 @@ impl Attempt {
                 }
                 Alone::Finish(reply) => {
                     let (position, lease) = (self.position(), self.lease);
-                    store::finish(&mut connection, position, reply, lease, Within::Itself).await
+                    let kept = reply.within(self.reply_limit);
+                    store::finish(&mut connection, position, &kept, lease, Within::Itself).await
                 }
                 Alone::Announcement(call) => {
                     store::announce(&mut connection, self.position(), call, self.lease).await

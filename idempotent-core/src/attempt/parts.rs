@@ -78,6 +78,8 @@ pub(crate) struct Start {
     pub(crate) key: KeyInfo,
     pub(crate) holder: Holder,
     pub(crate) lease: Duration,
+    /// The most bytes of a reply's body that are stored.
+    pub(crate) reply_limit: usize,
     /// When the statement that granted the lease was sent.
     pub(crate) granted: Instant,
     pub(crate) surroundings: Surroundings,

@@ -8,18 +8,20 @@ use sqlx::postgres::{PgConnection, Postgres};
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::look::not_a_reply;
 use super::{Handle, Prepared};
 use crate::attempt::{Attempt, Start};
 use crate::error::RunError;
 use crate::fingerprint::Fingerprint;
 use crate::flow::{Flow, RecoveryPoint};
-use crate::graph::Phase;
+use crate::graph::{Graph, Phase};
 use crate::json::into_storable;
 use crate::key::KeyInfo;
 use crate::reply::StoredReply;
 use crate::state::State;
 use crate::store::{
-    self, Advance, End, Fresh, Holder, Intent, Known, Parting, Position, Read, Taken, bounded,
+    self, Advance, End, Fresh, Holder, Intent, Known, Parting, Position, Read, Taken,
+    UnfinishedKey, bounded,
 };
 
 /// What a claim came to, where it did not fail.
@@ -40,12 +42,13 @@ impl<F: Flow> Handle<F> {
         let fresh = Fresh {
             id,
             key: &prepared.key,
-            flow: F::GRAPH.flow(),
+            flow: self.graph.flow(),
             fingerprint: &prepared.fingerprint,
             request: &prepared.body,
             holder,
             lease: self.settings.lease,
-            durable: F::GRAPH
+            durable: self
+                .graph
                 .phase_from("started")
                 .is_some_and(Phase::is_external),
         };
@@ -104,7 +107,7 @@ impl<F: Flow> Handle<F> {
         let known = match read {
             None => return Ok(None),
             Some(Read::Claimed { created_at }) => {
-                let started = F::GRAPH.points().first();
+                let started = self.graph.points().first();
                 return Ok(Some(Granted::Lease(Lease {
                     id: fresh.id,
                     fence: 1,
@@ -120,23 +123,10 @@ impl<F: Flow> Handle<F> {
             }
             Some(Read::Known(known)) => known,
         };
-        // A mismatch is decided first, whatever state the key is in.
-        if !is_same_request::<F>(prepared, &known) {
-            return Err(RunError::Mismatch.into());
-        }
-        let unfinished = match known.end {
-            End::Finished(stored) => {
-                let reply = StoredReply::from_stored(stored);
-                let reply = reply.ok_or_else(|| RunError::NotUnderstood {
-                    reason: "the stored reply is not one".to_owned(),
-                })?;
-                return Ok(Some(Granted::Answer(reply)));
-            }
-            End::NotYet(unfinished) => *unfinished,
+        let unfinished = match judge::<F>(self.graph, prepared, *known)? {
+            Judged::Finished(reply) => return Ok(Some(Granted::Answer(reply))),
+            Judged::Unfinished(unfinished) => *unfinished,
         };
-        if unfinished.is_stuck {
-            return Err(RunError::Stuck.into());
-        }
         if unfinished.is_held && unfinished.holder == Some(fresh.holder) {
             // Ours already: the acknowledgement of our own claim was lost.
             let lease = Lease::of::<F>(unfinished.id, unfinished.standing)?;
@@ -202,7 +192,8 @@ impl<F: Flow> Handle<F> {
         Attempt::start(Start {
             pool: self.inner.pool.clone(),
             keeper: self.inner.keeper.clone(),
-            graph: F::GRAPH,
+            graph: self.graph,
+            reply_limit: self.settings.reply_limit,
             key: KeyInfo {
                 id: lease.id,
                 user: user.clone(),
@@ -287,11 +278,35 @@ impl From<sqlx::Error> for ClaimError {
     }
 }
 
+/// What a known key is to a request, that is the same and not stuck.
+pub(super) enum Judged {
+    Finished(StoredReply),
+    Unfinished(Box<UnfinishedKey>),
+}
+
+/// A mismatch is decided first, whatever state the key is in.
+pub(super) fn judge<F: Flow>(
+    graph: &Graph,
+    prepared: &Prepared,
+    known: Known,
+) -> Result<Judged, RunError> {
+    if !is_same_request::<F>(graph, prepared, &known) {
+        return Err(RunError::Mismatch);
+    }
+    match known.end {
+        End::Finished(stored) => StoredReply::from_stored(stored)
+            .map(Judged::Finished)
+            .ok_or_else(not_a_reply),
+        End::NotYet(unfinished) if unfinished.is_stuck => Err(RunError::Stuck),
+        End::NotYet(unfinished) => Ok(Judged::Unfinished(unfinished)),
+    }
+}
+
 /// Equal hashes are the same request. Different ones need not be different requests: a newer version
 /// may have a field more, with a default, or another version of the hash. So the stored request is
 /// read as today's type, and that decides.
-fn is_same_request<F: Flow>(prepared: &Prepared, known: &Known) -> bool {
-    if known.flow != F::GRAPH.flow() {
+fn is_same_request<F: Flow>(graph: &Graph, prepared: &Prepared, known: &Known) -> bool {
+    if known.flow != graph.flow() {
         return false;
     }
     if known.request_hash == prepared.fingerprint.as_bytes() {

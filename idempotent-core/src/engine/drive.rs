@@ -62,7 +62,7 @@ impl<F: Flow> Handle<F> {
         // The types of a flow are the user's, and so is what they do when they are read or written.
         catch_panic(way).await.unwrap_or_else(|panic| {
             tracing::error!(
-                flow = F::GRAPH.flow(),
+                flow = self.graph.flow(),
                 panic,
                 "a request panicked outside its phases"
             );
@@ -81,10 +81,10 @@ impl<F: Flow> Handle<F> {
         mut attempt: Attempt,
         request: &serde_json::Value,
     ) -> Result<Answer, Ended> {
-        let key = attempt.key();
+        let key = attempt.key().clone();
         let span = tracing::info_span!(
             "flow",
-            flow = F::GRAPH.flow(),
+            flow = self.graph.flow(),
             key_id = %key.id(),
             attempt = key.attempt(),
             fence = key.fence()
@@ -104,7 +104,11 @@ impl<F: Flow> Handle<F> {
                 Err(halt) => Err(self.end(attempt, halt).await),
             }
         };
-        ended.instrument(span).await
+        let ended = ended.instrument(span).await;
+        if let Some(announcer) = &self.inner.announcer {
+            announcer.announce(&key.user, &key.path, &key.key);
+        }
+        ended
     }
 
     async fn drive(&self, attempt: &mut Attempt, request: &F::Request) -> Result<Answer, Halt> {
@@ -119,7 +123,7 @@ impl<F: Flow> Handle<F> {
                 });
             }
             let at = attempt.point();
-            let phase = F::GRAPH.phase_from(at).map_or(at, Phase::name);
+            let phase = self.graph.phase_from(at).map_or(at, Phase::name);
             let stop = |reason: String| Halt(Why::Failed(Failure::stop(phase, reason)));
             let Ok(point) = at.parse::<F::RecoveryPoint>() else {
                 return Err(stop("this version has no such recovery point".to_owned()));
@@ -149,7 +153,7 @@ impl<F: Flow> Handle<F> {
                 Err(panic) => return Err(stop(panic)),
             };
             if let Kind::Retry { after } = failure.disposition.0
-                && let Some(pause) = pause_before_retry(F::GRAPH, at, tried, after)
+                && let Some(pause) = pause_before_retry(self.graph, at, tried, after)
             {
                 tracing::debug!(phase, tried, reason = failure.message, "trying it again");
                 attempt.pause(pause).await?;
@@ -167,7 +171,7 @@ impl<F: Flow> Handle<F> {
                     tokio::time::sleep(backoff(repeated)).await;
                     repeated += 1;
                 }
-                Kind::Reject(_) if is_unhandled_behind_external(F::GRAPH, at) => {
+                Kind::Reject(_) if is_unhandled_behind_external(self.graph, at) => {
                     return Err(stop(format!(
                         "it rejected the request after something was done outside, and the flow has \
                          no `#[on_reject]` for `{at}`: {}",

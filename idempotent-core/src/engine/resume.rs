@@ -58,7 +58,11 @@ impl<F: Flow> Handle<F> {
         // under it, even when its lease has run out.
         let name = (found.user.as_str(), found.path.as_str(), found.key.as_str());
         let _run = self.inner.closing.enter_anyway();
-        let Some(lead) = self.inner.shared.lead(F::GRAPH.flow(), name, &fingerprint) else {
+        let Some(lead) = self
+            .inner
+            .shared
+            .lead(self.graph.flow(), name, &fingerprint)
+        else {
             return Completion::Taken;
         };
         let attempt = match self.take(&found).await {

@@ -4,125 +4,34 @@
 //! it is spelt, so that a retry which writes `2000.0` is the same request.
 
 use std::fmt;
-use std::time::Duration;
 
-use axum::body::Body;
-use axum::extract::{FromRequest, Request};
-use axum::response::{IntoResponse, Response};
-use http::{StatusCode, header};
-use http_body_util::BodyExt;
+use http::StatusCode;
 use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
 use serde_json::{Map, Number, Value};
 
 use super::Problem;
 
-/// The most bytes of a body that are taken.
-const LIMIT: usize = 1 << 20;
-/// How long a body may take to arrive.
-const READ_TIME: Duration = Duration::from_secs(30);
-/// How much of a body over the limit is read and thrown away, so that a client still sending gets to
-/// see the answer, and for how long.
-const DRAIN_LIMIT: usize = 64 << 20;
-const DRAIN_TIME: Duration = Duration::from_secs(10);
-
-/// A JSON object of at most 1 MiB, read strictly. As an extractor it answers 400 (`body_malformed`),
-/// 408 (`body_too_slow`), 413
-/// (`body_too_large`), 415 (`body_not_json`) or 422 (`body_invalid`).
-#[derive(Debug, Clone)]
-pub struct JsonBody<T>(pub T);
-
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
-    type Rejection = Response;
-
-    async fn from_request(request: Request, _state: &S) -> Result<Self, Response> {
-        let declared_json = is_json(&request);
-        let bytes = read_in_time(request.into_body())
-            .await
-            .map_err(IntoResponse::into_response)?;
-        if !declared_json {
-            let problem = Problem::new(
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "body_not_json",
-                "The body must be JSON",
-            );
-            return Err(problem
-                .detail("Send the header content-type: application/json.")
-                .into_response());
-        }
-        parse(&bytes).map(Self).map_err(IntoResponse::into_response)
-    }
-}
-
-fn is_json(request: &Request) -> bool {
-    let content_type = request
-        .headers()
-        .get(header::CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok());
-    let essence = content_type
-        .and_then(|value| value.split(';').next())
-        .map(|value| value.trim().to_ascii_lowercase());
-    essence.is_some_and(|essence| essence == "application/json" || essence.ends_with("+json"))
-}
-
-/// A client that sends a byte a minute does not hold its handler for ever.
-async fn read_in_time(body: Body) -> Result<Vec<u8>, Problem> {
-    tokio::time::timeout(READ_TIME, read(body))
-        .await
-        .unwrap_or_else(|_| {
-            let problem = Problem::new(
-                StatusCode::REQUEST_TIMEOUT,
-                "body_too_slow",
-                "The body took too long",
-            );
-            let detail = format!("It must arrive within {} s.", READ_TIME.as_secs());
-            Err(problem.detail(detail).closing_the_connection())
-        })
-}
-
-async fn read(mut body: Body) -> Result<Vec<u8>, Problem> {
-    let mut bytes = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| malformed("it ended too early"))?;
-        let Ok(data) = frame.into_data() else {
-            continue;
-        };
-        if bytes.len() + data.len() > LIMIT {
-            return Err(drain(body, bytes.len() + data.len()).await);
-        }
-        bytes.extend_from_slice(&data);
-    }
-    Ok(bytes)
-}
-
-async fn drain(mut body: Body, mut read: usize) -> Problem {
-    let to_the_end = async {
-        while let Some(frame) = body.frame().await {
-            match frame.map(http_body::Frame::into_data) {
-                Ok(Ok(data)) => read += data.len(),
-                Ok(Err(_)) => {}
-                Err(_) => return false,
-            }
-            if read > DRAIN_LIMIT {
-                return false;
-            }
-        }
-        true
-    };
-    let drained = tokio::time::timeout(DRAIN_TIME, to_the_end)
-        .await
-        .unwrap_or(false);
-    let problem = Problem::new(
-        StatusCode::PAYLOAD_TOO_LARGE,
-        "body_too_large",
-        "The body is too large",
-    )
-    .detail(format!("At most {LIMIT} bytes are taken."));
-    if drained {
-        problem
-    } else {
-        problem.closing_the_connection()
-    }
+/// Reads a JSON object strictly: one meaning only, so that a retry is the same request.
+///
+/// # Errors
+///
+/// A problem: 400 (`body_malformed`) for what is not one JSON object, or has a member twice; 422
+/// (`body_invalid`) for what is not a `T`.
+///
+/// ```
+/// use idempotent_core::http::parse_json;
+///
+/// #[derive(serde::Deserialize)]
+/// struct Ride { amount: i64 }
+///
+/// let ride: Ride = parse_json(br#"{"amount": 2e3}"#).map_err(|problem| problem.code())?;
+/// assert_eq!(ride.amount, 2000);
+/// assert!(parse_json::<Ride>(br#"{"amount": 1, "amount": 2}"#).is_err());
+/// # Ok::<(), &'static str>(())
+/// ```
+pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    parse(bytes)
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
@@ -141,7 +50,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     })
 }
 
-fn malformed(why: &str) -> Problem {
+pub(super) fn malformed(why: &str) -> Problem {
     Problem::new(
         StatusCode::BAD_REQUEST,
         "body_malformed",

@@ -2,9 +2,6 @@
 //! quotes, or bare as most clients send it. Both name the same key. Anything else is refused with
 //! the reason; where the RFC would have a malformed field ignored, running unprotected is worse.
 
-use axum::extract::FromRequestParts;
-use axum::response::{IntoResponse, Response};
-use http::request::Parts;
 use http::{HeaderMap, HeaderName, StatusCode};
 
 use super::Problem;
@@ -12,8 +9,8 @@ use crate::key::KEY_BYTES;
 
 static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// The key that the client sent. As an extractor it answers 400 (`key_missing`, `key_invalid`) for a
-/// request without a good one.
+/// The key that the client sent. As an axum extractor it answers 400 (`key_missing`, `key_invalid`)
+/// for a request without a good one.
 #[derive(Clone, PartialEq, Eq)]
 pub struct IdempotencyKey(String);
 
@@ -25,17 +22,14 @@ impl std::fmt::Debug for IdempotencyKey {
 }
 
 impl IdempotencyKey {
+    /// The key, without quotes. It names the request, and who has it could ask for the reply.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
     /// The key, without quotes.
     pub fn into_string(self) -> String {
         self.0
-    }
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
-    type Rejection = Response;
-
-    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Response> {
-        parse_idempotency_key(&parts.headers).map_err(IntoResponse::into_response)
     }
 }
 
@@ -58,16 +52,40 @@ impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
 /// # Ok::<(), http::header::InvalidHeaderValue>(())
 /// ```
 pub fn parse_idempotency_key(headers: &HeaderMap) -> Result<IdempotencyKey, Problem> {
+    find_idempotency_key(headers, 1)?.ok_or_else(missing)
+}
+
+pub(super) fn missing() -> Problem {
+    Problem::new(
+        StatusCode::BAD_REQUEST,
+        "key_missing",
+        "The request needs an idempotency key",
+    )
+    .detail(
+        "Send an Idempotency-Key header: a new random value for each new request, the same one for its retries.",
+    )
+}
+
+/// The same where the key need not be there, but must have so many bytes if it is.
+pub(super) fn find_idempotency_key(
+    headers: &HeaderMap,
+    shortest: usize,
+) -> Result<Option<IdempotencyKey>, Problem> {
     let mut values = headers.get_all(&IDEMPOTENCY_KEY).iter();
     let Some(value) = values.next() else {
-        return Err(Problem::new(StatusCode::BAD_REQUEST, "key_missing", "The request needs an idempotency key").detail(
-            "Send an Idempotency-Key header: a new random value for each new request, the same one for its retries.",
-        ));
+        return Ok(None);
     };
     if values.next().is_some() {
         return Err(invalid("the header was sent more than once"));
     }
-    parse(value.as_bytes()).map(IdempotencyKey).map_err(invalid)
+    let key = parse(value.as_bytes()).map_err(invalid)?;
+    if key.len() < shortest {
+        return Err(invalid(format_args!(
+            "it has {} characters, fewer than the {shortest} that are asked for here",
+            key.len()
+        )));
+    }
+    Ok(Some(IdempotencyKey(key)))
 }
 
 fn invalid(why: impl std::fmt::Display) -> Problem {

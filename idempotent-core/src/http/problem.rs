@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, StatusCode, header};
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::json;
+
+use super::Contract;
 
 /// A problem document. The title says what kind of problem it is, the detail what to do about it.
 ///
@@ -54,6 +55,7 @@ impl Problem {
     }
 
     /// The connection is not fit for another request: the rest of this one was not read.
+    #[cfg(feature = "axum")]
     pub(super) fn closing_the_connection(mut self) -> Self {
         self.close = true;
         self
@@ -69,10 +71,22 @@ impl Problem {
         self.status
     }
 
-    /// The document, as it is sent: also for a flow that stores a problem as its final answer.
+    /// What happened, in a sentence or two.
+    pub(super) fn message(&self) -> String {
+        match &self.detail {
+            Some(detail) => format!("{}. {detail}", self.title),
+            None => format!("{}.", self.title),
+        }
+    }
+
+    /// The document: for a flow that stores a problem as its final answer.
     pub fn to_json(&self) -> serde_json::Value {
+        self.document("about:blank")
+    }
+
+    pub(super) fn document(&self, described_at: &str) -> serde_json::Value {
         let mut document = json!({
-            "type": "about:blank",
+            "type": described_at,
             "title": self.title,
             "status": self.status.as_u16(),
             "code": self.code,
@@ -81,6 +95,29 @@ impl Problem {
             document["detail"] = detail.as_str().into();
         }
         document
+    }
+
+    /// The response, as this contract has it.
+    pub fn to_response(&self, contract: &Contract) -> Response<Bytes> {
+        let described_at = contract.described_at(self.code);
+        let profile = contract.profile();
+        let body = profile.document(self, &described_at).to_string();
+        let mut response = Response::new(Bytes::from(body));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, profile.content_type());
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        let link = format!("<{described_at}>; rel=\"describedby\"");
+        if let Ok(link) = HeaderValue::try_from(link) {
+            headers.insert(header::LINK, link);
+        }
+        if let Some(after) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, retry_after_seconds(after).into());
+        }
+        if self.close {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
     }
 }
 
@@ -92,26 +129,6 @@ pub(super) fn retry_after_seconds(after: Duration) -> u64 {
         .as_secs()
         .saturating_add(u64::from(after.subsec_nanos() > 0));
     rounded_up.clamp(1, LONGEST_RETRY_AFTER)
-}
-
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        let mut response = Response::new(Body::from(self.to_json().to_string()));
-        *response.status_mut() = self.status;
-        let headers = response.headers_mut();
-        headers.insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/problem+json"),
-        );
-        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if let Some(after) = self.retry_after {
-            headers.insert(header::RETRY_AFTER, retry_after_seconds(after).into());
-        }
-        if self.close {
-            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
-        response
-    }
 }
 
 #[cfg(test)]

@@ -218,6 +218,28 @@ pub(crate) async fn read_by_id(
     row.as_ref().map(|row| known(row, 0)).transpose()
 }
 
+/// Where the key with this name stands; none when it is not known. Without a lock and without a
+/// write: for those who may not run it, or only want to know.
+pub(crate) async fn read_by_key(
+    connection: &mut PgConnection,
+    (user, path, key): (&str, &str, &str),
+    fingerprint: &[u8],
+) -> Result<Option<Known>, sqlx::Error> {
+    let sql = concat!(
+        "SELECT ",
+        known_columns!(),
+        " FROM idempotency_keys WHERE user_id = $2 AND path = $3 AND key = $4"
+    );
+    let row = sqlx::query(sql)
+        .bind(fingerprint)
+        .bind(user)
+        .bind(path)
+        .bind(key)
+        .fetch_optional(connection)
+        .await?;
+    row.as_ref().map(|row| known(row, 0)).transpose()
+}
+
 /// What is noted of an attempt that ended without a word: its process died, or was frozen for too
 /// long, or could not reach the database.
 macro_rules! note_lost_lease {

@@ -173,6 +173,33 @@ pub(crate) async fn reap(
     Ok(deleted.rows_affected())
 }
 
+/// Deletes one batch of unfinished keys of handlers without phases, past their retention: nobody goes
+/// on with those. One whose attempt still has its lease is left.
+pub(crate) async fn reap_unfinished(
+    connection: &mut PgConnection,
+    guard: &str,
+    retention: Duration,
+    batch: i64,
+) -> Result<u64, sqlx::Error> {
+    let deleted = sqlx::query(concat!(
+        "DELETE FROM idempotency_keys WHERE id = ANY(ARRAY(
+             SELECT id FROM idempotency_keys
+             WHERE flow = $1 AND finished_at IS NULL AND created_at < statement_timestamp() - make_interval(secs => $2)
+               AND (holder IS NULL OR ",
+        lease_over!(),
+        ") ORDER BY created_at LIMIT $3 FOR UPDATE SKIP LOCKED))
+         AND finished_at IS NULL AND (holder IS NULL OR ",
+        lease_over!(),
+        ")"
+    ))
+    .bind(guard)
+    .bind(retention.as_secs_f64())
+    .bind(batch)
+    .execute(connection)
+    .await?;
+    Ok(deleted.rows_affected())
+}
+
 /// How many keys a reaper would delete.
 pub(crate) async fn count_expired(
     connection: &mut PgConnection,

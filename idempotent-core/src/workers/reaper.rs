@@ -92,6 +92,18 @@ pub(super) async fn pass(inner: &Inner, scan: Scan) -> Result<Reaped, sqlx::Erro
             tokio::time::sleep(BREATH).await;
         }
     }
+    for (guard, retention) in inner.guard_retentions() {
+        loop {
+            let mut connection = store::acquire(inner.pool()).await?;
+            let deleted = store::reap_unfinished(&mut connection, guard, retention, BATCH).await?;
+            drop(connection);
+            keys += deleted;
+            if deleted < BATCH.unsigned_abs() {
+                break;
+            }
+            tokio::time::sleep(BREATH).await;
+        }
+    }
     let took = began.elapsed();
     Ok(Reaped { keys, took })
 }
