@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod database;
+pub mod fixture;
 pub mod proxy;
 pub mod server;
 pub mod trip;

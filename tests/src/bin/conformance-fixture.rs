@@ -1,0 +1,93 @@
+//! Serves [`tests::fixture`] for a client that wants to try the contract of the HTTP layer, on a
+//! database that is gone with this program:
+//! `cargo run -p tests --bin conformance-fixture -- --listen 127.0.0.1:4000`.
+
+use std::error::Error;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::Parser;
+use idempotent_core::embedded::Embedded;
+use idempotent_core::http::{Contract, Profile};
+use idempotent_core::{Engine, FlowOptions};
+use rides_app::cli::parse_duration;
+use sqlx::postgres::PgPoolOptions;
+use tests::fixture;
+
+/// An API to try the contract of the idempotency layer against.
+///
+/// POST /echo, /status/{code}, /slow?ms=N and /large?bytes=N need an Idempotency-Key; GET /counter
+/// tells how many of them were handled, and POST /reset begins anew.
+#[derive(Debug, Parser)]
+#[command(name = "conformance-fixture")]
+struct Args {
+    /// Where to listen. Port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:4000", value_name = "ADDRESS")]
+    listen: SocketAddr,
+    /// Which statuses and which shape errors have.
+    #[arg(long, default_value = "ietf", value_parser = ["ietf", "rocket-rides", "stripe"])]
+    profile: String,
+    /// How long answers are kept for replays (1s, 24h).
+    #[arg(long, default_value = "24h", value_parser = parse_duration)]
+    retention: Duration,
+    /// How long an attempt may run without renewing its lease (500ms, 15s).
+    #[arg(long, default_value = "15s", value_parser = parse_duration)]
+    lease: Duration,
+    /// The fewest characters of a key.
+    #[arg(long, default_value_t = 1)]
+    shortest_key: usize,
+}
+
+/// How often what is past its retention is deleted.
+const REAP_EVERY: Duration = Duration::from_millis(250);
+
+fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+    let args = Args::parse();
+    let server = Embedded::ephemeral()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(serve(&server, args))?;
+    server.stop()?;
+    Ok(())
+}
+
+async fn serve(server: &Embedded, args: Args) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let pool = PgPoolOptions::new()
+        .max_connections(20)
+        .test_before_acquire(false)
+        .connect_lazy_with(server.connect_options());
+    idempotent_core::migrate(&pool).await?;
+    let options = FlowOptions::new()
+        .lease(args.lease)
+        .retention(args.retention);
+    let engine = fixture::engine(pool, options).await?;
+    tokio::spawn(reap(engine.clone()));
+
+    let profile = match args.profile.as_str() {
+        "stripe" => Profile::stripe(),
+        "rocket-rides" => Profile::rocket_rides(),
+        _ => Profile::ietf(),
+    };
+    let contract = Contract::new(profile).shortest_key(args.shortest_key);
+    let listener = tokio::net::TcpListener::bind(args.listen).await?;
+    let mut stdout = std::io::stdout();
+    // A closed stdout is no reason not to serve.
+    let _ = writeln!(stdout, "listening on http://{}", listener.local_addr()?);
+    let _ = stdout.flush();
+    axum::serve(listener, fixture::router(&engine, contract))
+        .with_graceful_shutdown(async {
+            let _ = tokio::signal::ctrl_c().await;
+        })
+        .await?;
+    Ok(())
+}
+
+async fn reap(engine: Engine) {
+    loop {
+        tokio::time::sleep(REAP_EVERY).await;
+        // The next pass makes up for it.
+        let _ = engine.reap_once().await;
+    }
+}
