@@ -14,6 +14,8 @@ mod chaos;
 mod chaos_fleet;
 mod chaos_postgres;
 mod chaos_rolling;
+mod conformance;
+mod conformance_clients;
 mod cost;
 mod crash;
 mod crash_points;

@@ -16,21 +16,19 @@ use idempotent_core::{BuildError, Engine, FlowOptions};
 use serde::Deserialize;
 use serde_json::json;
 use sqlx::PgPool;
+use tokio::sync::Semaphore;
 
-/// How many POSTs were handled.
-#[derive(Clone, Debug, Default)]
-pub struct Counter(Arc<AtomicU64>);
+/// How many POSTs were handled, and what holds some of them.
+#[derive(Clone, Debug)]
+struct Counter {
+    handled: Arc<AtomicU64>,
+    released: Arc<Semaphore>,
+}
 
 impl Counter {
     /// One more.
     fn add(&self) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// How many there were since the last reset.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.0.load(Ordering::SeqCst)
+        self.handled.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -46,15 +44,22 @@ pub async fn engine(pool: PgPool, options: FlowOptions) -> Result<Engine, BuildE
         .await
 }
 
-/// The API, under this contract. All POST routes but `/reset` need a key.
+/// The API, under this contract. All POST routes but `/reset` and `/release` need a key.
 ///
 /// # Panics
 ///
 /// When the engine is not [`engine`]'s.
 pub fn router(engine: &Engine, contract: Contract) -> Router {
     let guard = engine.guard("fixture").expect("the fixture's engine");
-    let layer = GuardLayer::for_caller::<Anyone>(guard, ());
-    let counter = Counter::default();
+    guarded(GuardLayer::for_caller::<Anyone>(guard, ()), contract)
+}
+
+/// The same behind a layer of the caller's own settings.
+pub fn guarded(layer: GuardLayer<Anyone, ()>, contract: Contract) -> Router {
+    let counter = Counter {
+        handled: Arc::default(),
+        released: Arc::new(Semaphore::new(0)),
+    };
     Router::new()
         .route("/echo", post(echo))
         .route("/status/{code}", post(status))
@@ -63,8 +68,10 @@ pub fn router(engine: &Engine, contract: Contract) -> Router {
         .route("/headers", post(headers))
         .route("/stream", post(stream))
         .route("/panic", post(panics))
+        .route("/held", post(held).put(held))
         .route("/counter", get(count))
-        .layer(layer)
+        .route_layer(layer)
+        .route("/release", post(release))
         .route("/reset", post(reset))
         .layer(contract)
         .with_state(counter)
@@ -175,11 +182,26 @@ async fn panics(State(counter): State<Counter>) -> Response {
     panic!("as it was asked to");
 }
 
+/// Waits for one `/release`.
+async fn held(State(counter): State<Counter>) -> &'static str {
+    counter.add();
+    // It is never closed; if it were, there would be nothing to wait for.
+    if let Ok(permit) = counter.released.acquire().await {
+        permit.forget();
+    }
+    "released"
+}
+
+async fn release(State(counter): State<Counter>) -> StatusCode {
+    counter.released.add_permits(1);
+    StatusCode::NO_CONTENT
+}
+
 async fn count(State(counter): State<Counter>) -> Response {
-    Json(json!({ "count": counter.count() })).into_response()
+    Json(json!({ "count": counter.handled.load(Ordering::SeqCst) })).into_response()
 }
 
 async fn reset(State(counter): State<Counter>) -> StatusCode {
-    counter.0.store(0, Ordering::SeqCst);
+    counter.handled.store(0, Ordering::SeqCst);
     StatusCode::NO_CONTENT
 }

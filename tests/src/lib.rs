@@ -10,5 +10,6 @@
 pub mod database;
 pub mod fixture;
 pub mod proxy;
+pub mod raw;
 pub mod server;
 pub mod trip;

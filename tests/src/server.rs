@@ -38,7 +38,7 @@ const KEPT: [&str; 6] = [
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     binary: Option<PathBuf>,
-    command: &'static str,
+    command: Option<&'static str>,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
 }
@@ -62,7 +62,18 @@ impl ServerConfig {
     pub fn command(command: &'static str) -> Self {
         Self {
             binary: None,
-            command,
+            command: Some(command),
+            args: Vec::new(),
+            env: Vec::new(),
+        }
+    }
+
+    /// A program without commands that takes `--listen` and says where it listens.
+    #[must_use]
+    pub fn program(path: impl Into<PathBuf>) -> Self {
+        Self {
+            binary: Some(path.into()),
+            command: None,
             args: Vec::new(),
             env: Vec::new(),
         }
@@ -119,7 +130,7 @@ impl Server {
                 .filter_map(|name| Some((name, env::var_os(name)?))),
         );
         command
-            .arg(config.command)
+            .args(config.command)
             .args(["--listen", "127.0.0.1:0"])
             .args(&config.args);
         command
@@ -135,7 +146,7 @@ impl Server {
         let (announce, mut announced) = watch::channel(None);
         let stdout = child.stdout.take().expect("stdout is a pipe");
         let stderr = child.stderr.take().expect("stderr is a pipe");
-        let of_gateway = config.command == "gateway";
+        let of_gateway = config.command == Some("gateway");
         output.gather(stdout, move |line| {
             if announce.borrow().is_none()
                 && let Some(address) = announced_address(line)
@@ -164,7 +175,7 @@ impl Server {
             panic!(
                 "`{} {}` does not say where it listens ({ended:?}):\n{}",
                 binary.display(),
-                config.command,
+                config.command.unwrap_or_default(),
                 server.output()
             );
         };

@@ -34,13 +34,16 @@ use crate::reply::StoredReply;
 /// Marks a response whose body is passed through and not stored: `false`.
 static BODY_STORED: HeaderName = HeaderName::from_static("idempotent-body-stored");
 
-/// What of a handler's response is stored besides its status and its body.
-static KEPT_HEADERS: [HeaderName; 5] = [
+/// What of a handler's response is stored besides its status and its body. Without the last two a
+/// replayed 405 or 401 would not be one (RFC 9110, sections 15.5.6 and 15.5.2).
+static KEPT_HEADERS: [HeaderName; 7] = [
     header::CONTENT_TYPE,
     header::LOCATION,
     header::CONTENT_LANGUAGE,
     header::ETAG,
     header::LINK,
+    header::ALLOW,
+    header::WWW_AUTHENTICATE,
 ];
 
 /// Which responses are stored and replayed. After another one the key is free again, and a retry runs
@@ -107,7 +110,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Anyone {
 /// # async fn example(pool: sqlx::PgPool) -> Result<Router, Box<dyn std::error::Error>> {
 /// let engine = Engine::builder(pool).guard("notes").build().await?;
 /// let guarded = GuardLayer::for_caller::<Anyone>(engine.guard("notes")?, ()).keep(Keep::success());
-/// let router = Router::new().route("/notes", post(async || "noted")).layer(guarded);
+/// // A path that is not there uses up no key.
+/// let router = Router::new().route("/notes", post(async || "noted")).route_layer(guarded);
 /// # Ok(router)
 /// # }
 /// ```
@@ -174,8 +178,8 @@ impl<U, S: Clone> GuardLayer<U, S> {
         self
     }
 
-    /// Stores this header too, beside `content-type`, `location`, `content-language`, `etag` and
-    /// `link`. Those that belong to one transmission or one session (`set-cookie`, `date`,
+    /// Stores this header too, beside `content-type`, `location`, `content-language`, `etag`, `link`,
+    /// `allow` and `www-authenticate`. Those that belong to one transmission or one session (`set-cookie`, `date`,
     /// hop-by-hop) are never stored.
     #[must_use]
     pub fn keep_header(mut self, name: HeaderName) -> Self {

@@ -31,13 +31,17 @@ struct Args {
     /// How long answers are kept for replays (1s, 24h).
     #[arg(long, default_value = "24h", value_parser = parse_duration)]
     retention: Duration,
-    /// How long an attempt may run without renewing its lease (500ms, 15s).
-    #[arg(long, default_value = "15s", value_parser = parse_duration)]
-    lease: Duration,
+    /// How long an attempt may run without renewing its lease (500ms, 15s): 15 s, or the retention
+    /// where that is shorter, unless given.
+    #[arg(long, value_parser = parse_duration)]
+    lease: Option<Duration>,
     /// The fewest characters of a key.
     #[arg(long, default_value_t = 1)]
     shortest_key: usize,
 }
+
+/// A lease, unless given.
+const LEASE: Duration = Duration::from_secs(15);
 
 /// How often what is past its retention is deleted.
 const REAP_EVERY: Duration = Duration::from_millis(250);
@@ -60,7 +64,7 @@ async fn serve(server: &Embedded, args: Args) -> Result<(), Box<dyn Error + Send
         .connect_lazy_with(server.connect_options());
     idempotent_core::migrate(&pool).await?;
     let options = FlowOptions::new()
-        .lease(args.lease)
+        .lease(args.lease.unwrap_or(LEASE.min(args.retention)))
         .retention(args.retention);
     let engine = fixture::engine(pool, options).await?;
     tokio::spawn(reap(engine.clone()));
