@@ -29,6 +29,8 @@ mod handing_on;
 mod hardening;
 mod hardening_flows;
 mod leases;
+mod limits;
+mod neutral;
 mod once;
 mod operators;
 mod proxy;
