@@ -25,6 +25,7 @@ mod examples;
 mod failures;
 mod fencing;
 mod gateway;
+mod guard;
 mod handing_on;
 mod hardening;
 mod hardening_flows;

@@ -1,5 +1,5 @@
 //! Serves [`tests::fixture`] for a client that wants to try the contract of the HTTP layer, on a
-//! database that is gone with this program:
+//! database that is gone with this program, unless it is told of one that outlives it:
 //! `cargo run -p tests --bin conformance-fixture -- --listen 127.0.0.1:4000`.
 
 use std::error::Error;
@@ -12,7 +12,7 @@ use idempotent_core::embedded::Embedded;
 use idempotent_core::http::{Contract, Profile};
 use idempotent_core::{Engine, FlowOptions};
 use rides_app::cli::parse_duration;
-use sqlx::postgres::PgPoolOptions;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tests::fixture;
 
 /// An API to try the contract of the idempotency layer against.
@@ -25,6 +25,9 @@ struct Args {
     /// Where to listen. Port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:4000", value_name = "ADDRESS")]
     listen: SocketAddr,
+    /// A database that is there already, in place of one of its own.
+    #[arg(long, value_name = "URL")]
+    database: Option<PgConnectOptions>,
     /// Which statuses and which shape errors have.
     #[arg(long, default_value = "ietf", value_parser = ["ietf", "rocket-rides", "stripe"])]
     profile: String,
@@ -48,20 +51,29 @@ const REAP_EVERY: Duration = Duration::from_millis(250);
 
 fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let args = Args::parse();
-    let server = Embedded::ephemeral()?;
+    let (own, database) = match args.database.clone() {
+        Some(database) => (None, database),
+        None => {
+            let own = Embedded::ephemeral()?;
+            let database = own.connect_options();
+            (Some(own), database)
+        }
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(serve(&server, args))?;
-    server.stop()?;
+    runtime.block_on(serve(database, args))?;
+    if let Some(own) = own {
+        own.stop()?;
+    }
     Ok(())
 }
 
-async fn serve(server: &Embedded, args: Args) -> Result<(), Box<dyn Error + Send + Sync>> {
+async fn serve(database: PgConnectOptions, args: Args) -> Result<(), Box<dyn Error + Send + Sync>> {
     let pool = PgPoolOptions::new()
         .max_connections(20)
         .test_before_acquire(false)
-        .connect_lazy_with(server.connect_options());
+        .connect_lazy_with(database);
     idempotent_core::migrate(&pool).await?;
     let options = FlowOptions::new()
         .lease(args.lease.unwrap_or(LEASE.min(args.retention)))
