@@ -14,6 +14,7 @@ use sqlx::postgres::PgPool;
 use uuid::Uuid;
 
 use crate::flow::{Payments, Place, RideFlow, RideRequest};
+use crate::problems;
 use crate::rides::{self, RideView};
 use crate::users::User;
 
@@ -41,10 +42,9 @@ impl<P> FromRef<App<P>> for PgPool {
     }
 }
 
-/// What the service promises about keys where it is not told otherwise: a mismatch and a request in
-/// progress are both 409, told apart by `code`.
-pub fn contract() -> Contract {
-    Contract::new(Profile::rocket_rides()).documented_at("/problems")
+/// What the service promises about keys, in the way of this profile.
+pub fn contract(profile: Profile) -> Contract {
+    Contract::new(profile).documented_at(problems::PAGE)
 }
 
 /// Where rides are asked for, and what their keys are unique within.
@@ -53,9 +53,10 @@ const RIDES: &str = "/api/rides";
 /// How many rides a list shows.
 const LIST_LIMIT: i64 = 100;
 
-/// The service's routes, under the usual contract.
+/// The service's routes, under the usual contract: a mismatch and a request in progress are both 409,
+/// told apart by `code`.
 pub fn router<P: Payments>(app: App<P>) -> Router {
-    routes(app).layer(contract())
+    routes(app).layer(contract(Profile::rocket_rides()))
 }
 
 /// The service's routes, under none.
@@ -64,6 +65,7 @@ pub fn routes<P: Payments>(app: App<P>) -> Router {
         .route(RIDES, post(create_ride::<P>).get(list_rides))
         .route("/api/rides/by-key/{key}", get(ride_by_key::<P>))
         .route("/api/rides/{id}", get(show_ride))
+        .route(problems::PAGE, get(problems::page))
         .route("/healthz", get(async || Json(json!({"status": "ok"}))))
         .route("/readyz", get(ready))
         .fallback(async || {

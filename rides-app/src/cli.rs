@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use idempotent_core::http::Profile;
 
 use crate::keys::KeysArgs;
 
@@ -72,6 +73,15 @@ pub struct ServeArgs {
     /// How long an attempt may run without renewing its lease (500ms, 15s, 2m).
     #[arg(long, value_parser = parse_duration)]
     pub lease: Option<Duration>,
+    /// How the service says no to a key.
+    #[arg(
+        long,
+        env = "RIDES_PROFILE",
+        value_enum,
+        default_value_t,
+        value_name = "PROFILE"
+    )]
+    pub profile: ProfileName,
     /// How long requests that are running may take to end after Ctrl-C or SIGTERM. What does not is
     /// handed on, and goes on in another process or after the next start.
     #[arg(long, default_value = "5s", value_parser = parse_duration)]
@@ -82,6 +92,28 @@ pub struct ServeArgs {
     /// Which database.
     #[command(flatten)]
     pub database: DatabaseArgs,
+}
+
+/// The profiles, by name.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum ProfileName {
+    /// As the IETF draft: 422 where the key was used for another request, 409 while it runs.
+    Ietf,
+    /// As Rocket Rides: 409 for both, told apart by `code`.
+    #[default]
+    RocketRides,
+    /// As Stripe: 400 and 409, with error bodies that Stripe's clients can read.
+    Stripe,
+}
+
+impl From<ProfileName> for Profile {
+    fn from(name: ProfileName) -> Self {
+        match name {
+            ProfileName::Ietf => Self::ietf(),
+            ProfileName::RocketRides => Self::rocket_rides(),
+            ProfileName::Stripe => Self::stripe(),
+        }
+    }
 }
 
 /// How to charge.

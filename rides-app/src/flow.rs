@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::payments::{Charge, ChargeRequest, GatewayClient, Handling, PaymentError};
+use crate::problems;
 use crate::receipts::{ReceiptFlowReference, ReceiptRequest};
 use crate::rides;
 
@@ -226,6 +227,10 @@ fn refusal(
     let problem = Problem::new(StatusCode::PAYMENT_REQUIRED, code, title).detail(format!(
         "{why} No money was taken. Use another payment source, with a new key."
     ));
-    Reply::new(problem.status(), problem.to_json())
+    let described_at = problems::described_at(code);
+    let mut document = problem.to_json();
+    document["type"] = described_at.as_str().into();
+    Reply::new(problem.status(), document)
         .header("content-type", "application/problem+json")
+        .header("link", format!("<{described_at}>; rel=\"describedby\""))
 }

@@ -11,6 +11,7 @@ pub mod flow;
 pub mod gateway;
 pub mod keys;
 pub mod payments;
+pub mod problems;
 pub mod receipts;
 mod rides;
 pub mod serve;

@@ -14,7 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::app::{App, router};
+use crate::app::{App, contract, routes};
 use crate::cli::{Cli, Command, DatabaseArgs, GatewayArgs, PaymentsArgs, ServeArgs, UsersCommand};
 use crate::database::{Database, migrate};
 use crate::flow::RideFlow;
@@ -108,7 +108,8 @@ async fn serve_from(database: &Database, args: &ServeArgs) -> Result<(), Failure
     let address = listener.local_addr()?;
     announce(address, database, &outside.url, outside.private.is_some());
 
-    let server = axum::serve(listener, router(app))
+    let served = routes(app).layer(contract(args.profile.into()));
+    let server = axum::serve(listener, served)
         .with_graceful_shutdown(told(stopping))
         .into_future();
     let grace = args.shutdown_grace;

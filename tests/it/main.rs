@@ -36,6 +36,7 @@ mod once;
 mod operators;
 mod proxy;
 mod rides;
+mod rides_contract;
 mod start_up;
 mod takeover;
 mod workers;

@@ -16,15 +16,15 @@ use tests::database::TestDatabase;
 use tests::server::http;
 
 /// The service, its gateway, and their database.
-struct Rides {
-    database: TestDatabase,
-    base: String,
+pub(crate) struct Rides {
+    pub(crate) database: TestDatabase,
+    pub(crate) base: String,
     gateway: String,
-    client: reqwest::Client,
+    pub(crate) client: reqwest::Client,
 }
 
 impl Rides {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let database = TestDatabase::from_template("rides", async |pool| {
             migrate(&pool).await?;
             Gateway::new(pool.clone()).migrate().await?;
@@ -43,7 +43,7 @@ impl Rides {
         }
     }
 
-    fn post(
+    pub(crate) fn post(
         &self,
         token: &str,
         key: &str,
@@ -57,14 +57,14 @@ impl Rides {
             .body(body)
     }
 
-    async fn ride(&self, key: &str, body: &Value) -> Response {
+    pub(crate) async fn ride(&self, key: &str, body: &Value) -> Response {
         self.post("alice-token", key, body.to_string())
             .send()
             .await
             .unwrap()
     }
 
-    async fn get(&self, token: &str, path: &str) -> Response {
+    pub(crate) async fn get(&self, token: &str, path: &str) -> Response {
         self.client
             .get(format!("{}{path}", self.base))
             .bearer_auth(token)
@@ -73,12 +73,12 @@ impl Rides {
             .unwrap()
     }
 
-    async fn charges(&self) -> i64 {
+    pub(crate) async fn charges(&self) -> i64 {
         tests::trip::count(&self.database, "gateway.charges").await
     }
 }
 
-async fn serve(router: axum::Router) -> String {
+pub(crate) async fn serve(router: axum::Router) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
@@ -102,7 +102,7 @@ async fn serve_rides(pool: PgPool, gateway: &str) -> String {
 }
 
 /// The status and the code of a problem, which is one in form as well.
-async fn problem(response: Response) -> (u16, String) {
+pub(crate) async fn problem(response: Response) -> (u16, String) {
     let status = response.status().as_u16();
     assert_eq!(
         response.headers()["content-type"],

@@ -17,7 +17,8 @@ pub struct Operation {
     pub state: OperationState,
     /// The recovery point that is stored; `finished` at the end.
     pub recovery_point: String,
-    /// Which attempt this is since the flow last moved on; 0 when it has moved on and nobody runs it.
+    /// Which attempt this is since the flow last moved on, from 1; 0 when it has moved on and nobody
+    /// runs it.
     pub attempt: u32,
 }
 
@@ -60,6 +61,11 @@ impl<F: Flow> Handle<F> {
                 })
             }
             End::NotYet(unfinished) => Some(Operation {
+                attempt: {
+                    // Progress sets the count to 0; who made it and runs on is the first since.
+                    let counted = u32::try_from(unfinished.standing.attempts).unwrap_or(0);
+                    counted.max(u32::from(unfinished.is_held && !unfinished.is_stuck))
+                },
                 state: if unfinished.is_stuck {
                     OperationState::Stuck
                 } else if unfinished.is_held {
@@ -67,7 +73,6 @@ impl<F: Flow> Handle<F> {
                 } else {
                     OperationState::Waiting
                 },
-                attempt: u32::try_from(unfinished.standing.attempts).unwrap_or(0),
                 recovery_point: unfinished.standing.recovery_point,
             }),
         })
