@@ -110,15 +110,41 @@ async fn who_lost_the_right_gets_no_replay() {
     assert_eq!(rides.charges().await, 2);
 }
 
+/// A database with one user, for a program that brings its own gateway.
+async fn database() -> TestDatabase {
+    TestDatabase::from_template("rides-empty", async |pool| {
+        rides_app::database::migrate(&pool).await?;
+        rides_app::users::add(&pool, "alice", "alice-token").await?;
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn the_program_speaks_http_2_to_who_does() {
+    let database = database().await;
+    let server = Server::start(ServerConfig::serve(&database.url())).await;
+    let modern = reqwest::Client::builder().no_proxy();
+    let modern = modern.http2_prior_knowledge().build().unwrap();
+    let mut bodies = Vec::new();
+    for client in [modern, http()] {
+        let request = client.post(server.url("/api/rides"));
+        let request = request.bearer_auth("alice-token");
+        let request = request.header("idempotency-key", "k");
+        let request = request.header("content-type", "application/json");
+        let answer = request.body(r#"{"amountCents": 5}"#).send().await.unwrap();
+        assert_eq!(answer.status(), 201);
+        bodies.push((answer.version(), answer.bytes().await.unwrap()));
+    }
+    assert_eq!(bodies[0].0, reqwest::Version::HTTP_2);
+    assert_eq!(bodies[1].0, reqwest::Version::HTTP_11);
+    assert_eq!(bodies[0].1, bodies[1].1);
+}
+
 #[tokio::test]
 async fn the_service_says_no_in_the_way_it_is_told() {
     for (profile, status) in [("ietf", 422), ("rocket-rides", 409), ("stripe", 400)] {
-        let database = TestDatabase::from_template("rides-empty", async |pool| {
-            rides_app::database::migrate(&pool).await?;
-            rides_app::users::add(&pool, "alice", "alice-token").await?;
-            Ok(())
-        })
-        .await;
+        let database = database().await;
         let config = ServerConfig::serve(&database.url()).args(["--profile", profile]);
         let server = Server::start(config).await;
         let post = async |amount: u64| {
