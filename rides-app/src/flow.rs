@@ -224,13 +224,9 @@ fn refusal(
         PaymentError::Declined { message, .. } => message.as_str(),
         _ => "The gateway does not know it.",
     };
-    let problem = Problem::new(StatusCode::PAYMENT_REQUIRED, code, title).detail(format!(
-        "{why} No money was taken. Use another payment source, with a new key."
-    ));
-    let described_at = problems::described_at(code);
-    let mut document = problem.to_json();
-    document["type"] = described_at.as_str().into();
-    Reply::new(problem.status(), document)
-        .header("content-type", "application/problem+json")
-        .header("link", format!("<{described_at}>; rel=\"describedby\""))
+    Problem::new(StatusCode::PAYMENT_REQUIRED, code, title)
+        .detail(format!(
+            "{why} No money was taken. Use another payment source, with a new key."
+        ))
+        .to_reply(problems::PAGE)
 }

@@ -37,11 +37,6 @@ const OF_RIDES: [(&str, &str); 6] = [
     ),
 ];
 
-/// Where a code is described.
-pub fn described_at(code: &str) -> String {
-    format!("{PAGE}#{code}")
-}
-
 /// Every problem, by its code.
 pub(crate) async fn page() -> Html<String> {
     let of_framework = problems::all().map(|problem| (problem.code, problem.meaning));

@@ -60,21 +60,22 @@ impl<F: Flow> Handle<F> {
                     attempt: 0,
                 })
             }
-            End::NotYet(unfinished) => Some(Operation {
-                attempt: {
-                    // Progress sets the count to 0; who made it and runs on is the first since.
-                    let counted = u32::try_from(unfinished.standing.attempts).unwrap_or(0);
-                    counted.max(u32::from(unfinished.is_held && !unfinished.is_stuck))
-                },
-                state: if unfinished.is_stuck {
-                    OperationState::Stuck
+            End::NotYet(unfinished) => {
+                let counted = u32::try_from(unfinished.standing.attempts).unwrap_or(0);
+                let (state, attempt) = if unfinished.is_stuck {
+                    (OperationState::Stuck, counted)
                 } else if unfinished.is_held {
-                    OperationState::Running
+                    // Progress sets the count to 0; who made it and runs on is the first since.
+                    (OperationState::Running, counted.max(1))
                 } else {
-                    OperationState::Waiting
-                },
-                recovery_point: unfinished.standing.recovery_point,
-            }),
+                    (OperationState::Waiting, counted)
+                };
+                Some(Operation {
+                    state,
+                    recovery_point: unfinished.standing.recovery_point,
+                    attempt,
+                })
+            }
         })
     }
 

@@ -9,7 +9,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Uri};
 
 use super::header::{find_idempotency_key, missing};
-use super::{IdempotencyKey, Problem, Profile};
+use super::{IdempotencyKey, Problem, Profile, problem};
 use crate::engine::{Answer, Handle, Patience};
 use crate::error::{InvalidRequest, RunError};
 use crate::flow::Flow;
@@ -126,7 +126,7 @@ impl Contract {
     }
 
     pub(super) fn described_at(&self, code: &str) -> String {
-        format!("{}#{code}", self.described_at)
+        problem::described_at(&self.described_at, code)
     }
 
     #[cfg(feature = "axum")]

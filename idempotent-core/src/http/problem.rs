@@ -7,6 +7,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::json;
 
 use super::Contract;
+use crate::reply::Reply;
 
 /// A problem document. The title says what kind of problem it is, the detail what to do about it.
 ///
@@ -79,9 +80,21 @@ impl Problem {
         }
     }
 
-    /// The document: for a flow that stores a problem as its final answer.
-    pub fn to_json(&self) -> serde_json::Value {
-        self.document("about:blank")
+    /// The problem as a reply, for a flow whose final answer it is. It is described at this page, as
+    /// those of a contract [documented there](Contract::documented_at) are.
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use idempotent_core::http::Problem;
+    ///
+    /// let declined = Problem::new(StatusCode::PAYMENT_REQUIRED, "card_declined", "The card was declined");
+    /// let reply = declined.to_reply("/problems");
+    /// ```
+    pub fn to_reply(&self, page: &str) -> Reply<serde_json::Value> {
+        let described_at = described_at(page, self.code);
+        Reply::new(self.status, self.document(&described_at))
+            .header("content-type", "application/problem+json")
+            .header("link", described_by(&described_at))
     }
 
     pub(super) fn document(&self, described_at: &str) -> serde_json::Value {
@@ -107,8 +120,7 @@ impl Problem {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, profile.content_type());
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        let link = format!("<{described_at}>; rel=\"describedby\"");
-        if let Ok(link) = HeaderValue::try_from(link) {
+        if let Ok(link) = HeaderValue::try_from(described_by(&described_at)) {
             headers.insert(header::LINK, link);
         }
         if let Some(after) = self.retry_after {
@@ -119,6 +131,16 @@ impl Problem {
         }
         response
     }
+}
+
+/// Where a page describes the problem of this code.
+pub(super) fn described_at(page: &str, code: &str) -> String {
+    format!("{page}#{code}")
+}
+
+/// The `Link` to it.
+fn described_by(described_at: &str) -> String {
+    format!("<{described_at}>; rel=\"describedby\"")
 }
 
 /// A day, in seconds. Clients that would wait longer had better ask.
