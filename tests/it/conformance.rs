@@ -11,7 +11,7 @@ use serde_json::Value;
 use tests::database::TestDatabase;
 use tests::fixture;
 use tests::raw::{self, Connection};
-use tests::server::http;
+use tests::server::{http, serve};
 use tests::trip::PATIENCE;
 
 /// The fixture, in this process, on a database of its own.
@@ -61,19 +61,12 @@ impl Fixture {
 
     /// Until so many handlers have begun.
     pub(crate) async fn begun(&self, handlers: u64) {
-        let begun = async {
-            while self.count().await < handlers {
-                tokio::task::yield_now().await;
-            }
-        };
-        let begun = tokio::time::timeout(PATIENCE, begun).await;
-        begun.expect("the handlers begin");
+        begun(&self.client, &self.base, handlers).await;
     }
 
     /// Lets one held handler go on.
     pub(crate) async fn release(&self) {
-        let released = self.client.post(format!("{}/release", self.base)).send();
-        assert_eq!(released.await.unwrap().status(), 204);
+        release(&self.base).await;
     }
 }
 
@@ -85,17 +78,28 @@ pub(crate) async fn database() -> TestDatabase {
     .await
 }
 
-pub(crate) async fn serve(router: axum::Router) -> String {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let base = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-    base
-}
-
-async fn count(client: &reqwest::Client, base: &str) -> u64 {
+/// How many handlers have begun, there.
+pub(crate) async fn count(client: &reqwest::Client, base: &str) -> u64 {
     let counted = client.get(format!("{base}/counter")).send().await.unwrap();
     let counted: Value = counted.json().await.unwrap();
     counted["count"].as_u64().unwrap()
+}
+
+/// Until so many handlers have begun, there.
+pub(crate) async fn begun(client: &reqwest::Client, base: &str, handlers: u64) {
+    let begun = async {
+        while count(client, base).await < handlers {
+            tokio::task::yield_now().await;
+        }
+    };
+    let begun = tokio::time::timeout(PATIENCE, begun).await;
+    begun.expect("the handlers begin");
+}
+
+/// Lets one held handler go on, there.
+pub(crate) async fn release(base: &str) {
+    let released = http().post(format!("{base}/release")).send();
+    assert_eq!(released.await.unwrap().status(), 204);
 }
 
 /// Status, headers but the date and the length, and body.

@@ -8,10 +8,10 @@ use idempotent_core::http::Contract;
 use idempotent_core::{Engine, FlowOptions};
 use tests::fixture;
 use tests::raw::{self, Connection};
-use tests::server::{Server, ServerConfig, http};
+use tests::server::{Server, ServerConfig, http, serve};
 use tests::trip::until;
 
-use crate::conformance::{Fixture, database, problem, serve, whole};
+use crate::conformance::{Fixture, database, problem, release, whole};
 
 const KEY: &[u8] = b"idempotency-key: k";
 
@@ -201,8 +201,7 @@ async fn who_waits_for_an_attempt_that_fails_goes_on_where_it_stopped() {
         .execute(&fixture.database.pool())
         .await
         .unwrap();
-    let released = http().post(format!("{twin}/release")).send();
-    assert_eq!(released.await.unwrap().status(), 204);
+    release(&twin).await;
     let waited = waiting.await.unwrap().unwrap();
     assert_eq!(waited.status(), 200);
     assert!(!waited.headers().contains_key("idempotent-replayed"));
@@ -248,8 +247,7 @@ async fn only_so_many_wait() {
     .await;
     assert!(began.elapsed() < Duration::from_secs(15));
     assert_eq!(problem(told).await, (409, "request_in_progress".to_owned()));
-    let release = http().post(format!("{here}/release")).send();
-    assert_eq!(release.await.unwrap().status(), 204);
+    release(&here).await;
     let waited = waiting
         .into_iter()
         .find(|waiting| !waiting.is_finished())

@@ -10,36 +10,24 @@ use axum::extract::FromRequestParts;
 use axum::routing::post;
 use http::request::Parts;
 use http::{HeaderName, Method, StatusCode};
-use idempotent_core::FlowOptions;
 use idempotent_core::http::{Anyone, Caller, Contract, GuardLayer, Keep};
-use reqwest::{Client, Response};
-use serde_json::Value;
+use idempotent_core::{Engine, FlowOptions};
+use reqwest::Response;
 use tests::database::TestDatabase;
 use tests::fixture;
-use tests::server::{Server, ServerConfig, http};
-use tests::trip::{PATIENCE, expire_leases, until};
+use tests::server::{Server, ServerConfig, http, serve};
+use tests::trip::{expire_leases, until};
 
-use crate::conformance::{Fixture, database, problem, serve};
+use crate::conformance::{Fixture, begun, count, database, problem, release};
 
 async fn program(database: &TestDatabase) -> Server {
     let program = Path::new(env!("CARGO_BIN_EXE_conformance-fixture"));
     Server::start(ServerConfig::program(program).args(["--database", &database.url()])).await
 }
 
-async fn count(client: &Client, server: &Server) -> u64 {
-    let counted = client.get(server.url("/counter")).send().await.unwrap();
-    let counted: Value = counted.json().await.unwrap();
-    counted["count"].as_u64().unwrap()
-}
-
-async fn begun(client: &Client, server: &Server, handlers: u64) {
-    let begun = async {
-        while count(client, server).await < handlers {
-            tokio::task::yield_now().await;
-        }
-    };
-    let begun = tokio::time::timeout(PATIENCE, begun).await;
-    begun.expect("the handler begins");
+async fn engine(database: &TestDatabase) -> Engine {
+    let engine = fixture::engine(database.pool(), FlowOptions::new());
+    engine.await.unwrap()
 }
 
 async fn unfinished(database: &TestDatabase) -> i64 {
@@ -55,7 +43,7 @@ async fn killed_in_a_handler() -> TestDatabase {
     let mut server = program(&database).await;
     let held = client.post(server.url("/held"));
     let held = tokio::spawn(held.header("idempotency-key", "k").send());
-    begun(&client, &server, 1).await;
+    begun(&client, &server.url(""), 1).await;
     server.kill();
     held.await.unwrap().unwrap_err();
     assert_eq!(unfinished(&database).await, 1);
@@ -78,29 +66,26 @@ async fn a_process_killed_in_a_handler_leaves_the_key_to_the_clients_retry() {
     expire_leases(&database).await;
 
     // There is nothing the completer could go on from.
-    let engine = fixture::engine(database.pool(), FlowOptions::new());
-    let engine = engine.await.unwrap();
+    let engine = engine(&database).await;
     assert_eq!(engine.complete_once().await.unwrap(), 0);
     assert_eq!(unfinished(&database).await, 1);
-    assert_eq!(count(&client, &server).await, 0);
+    assert_eq!(count(&client, &server.url("")).await, 0);
 
     let retry = tokio::spawn(held());
-    begun(&client, &server, 1).await;
-    let released = client.post(server.url("/release")).send().await.unwrap();
-    assert_eq!(released.status(), 204);
+    begun(&client, &server.url(""), 1).await;
+    release(&server.url("")).await;
     let retry = retry.await.unwrap().unwrap();
     assert!(!retry.headers().contains_key("idempotent-replayed"));
     assert_eq!(retry.text().await.unwrap(), "released");
     let again = held().await.unwrap();
     assert_eq!(again.headers()["idempotent-replayed"], "true");
-    assert_eq!(count(&client, &server).await, 1);
+    assert_eq!(count(&client, &server.url("")).await, 1);
 }
 
 #[tokio::test]
 async fn an_unfinished_key_is_removed_after_its_retention_and_not_before() {
     let database = killed_in_a_handler().await;
-    let engine = fixture::engine(database.pool(), FlowOptions::new());
-    let engine = engine.await.unwrap();
+    let engine = engine(&database).await;
     expire_leases(&database).await;
     engine.reap_once().await.unwrap();
     assert_eq!(unfinished(&database).await, 1);
@@ -129,8 +114,7 @@ async fn a_handler_that_lost_its_lease_has_its_answer_stored_nowhere() {
     assert_eq!(refused, (409, "request_in_progress".to_owned()));
     assert_eq!(unfinished(&fixture.database).await, 1);
 
-    let released = http().post(format!("{twin}/release")).send();
-    assert_eq!(released.await.unwrap().status(), 204);
+    release(&twin).await;
     let second = second.await.unwrap().unwrap();
     assert!(!second.headers().contains_key("idempotent-replayed"));
     let retry = fixture.post("/held", "k").send().await.unwrap();
@@ -170,10 +154,8 @@ impl FromRequestParts<Door> for Visitor {
 #[tokio::test]
 async fn a_replay_is_authorised_like_a_first_request_and_is_of_its_user() {
     let database = database().await;
-    let engine = fixture::engine(database.pool(), FlowOptions::new());
-    let engine = engine.await.unwrap();
     let door = Door::default();
-    let guard = engine.guard("fixture").unwrap();
+    let guard = engine(&database).await.guard("fixture").unwrap();
     let done = Arc::clone(&door.done);
     let things = Router::new()
         .route(
@@ -227,8 +209,7 @@ async fn behind(
     set: impl FnOnce(GuardLayer<Anyone, ()>) -> GuardLayer<Anyone, ()>,
 ) -> (TestDatabase, String) {
     let database = database().await;
-    let engine = fixture::engine(database.pool(), FlowOptions::new());
-    let guard = engine.await.unwrap().guard("fixture").unwrap();
+    let guard = engine(&database).await.guard("fixture").unwrap();
     let layer = set(GuardLayer::for_caller::<Anyone>(guard, ()));
     let base = serve(fixture::guarded(layer, Contract::default())).await;
     (database, base)
@@ -272,8 +253,7 @@ async fn a_route_says_which_requests_are_guarded_and_which_headers_are_kept() {
     })
     .await;
     for _ in 0..2 {
-        let released = http().post(format!("{base}/release")).send().await;
-        assert_eq!(released.unwrap().status(), 204);
+        release(&base).await;
     }
     assert!(!runs_twice(&base, Method::PUT, "/held").await);
     assert!(runs_twice(&base, Method::POST, "/status/200").await);

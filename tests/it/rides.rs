@@ -13,7 +13,7 @@ use rides_app::users;
 use serde_json::{Value, json};
 use sqlx::postgres::PgPool;
 use tests::database::TestDatabase;
-use tests::server::http;
+use tests::server::{http, serve};
 
 /// The service, its gateway, and their database.
 pub(crate) struct Rides {
@@ -76,13 +76,6 @@ impl Rides {
     pub(crate) async fn charges(&self) -> i64 {
         tests::trip::count(&self.database, "gateway.charges").await
     }
-}
-
-pub(crate) async fn serve(router: axum::Router) -> String {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let base = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-    base
 }
 
 /// One process of the service; several on one database are several calls.

@@ -120,6 +120,16 @@ async fn database() -> TestDatabase {
     .await
 }
 
+/// Its answer to alice, under the key `k`.
+async fn ride(client: &reqwest::Client, server: &Server, cents: u64) -> Response {
+    let request = client.post(server.url("/api/rides"));
+    let request = request.bearer_auth("alice-token");
+    let request = request.header("idempotency-key", "k");
+    let request = request.header("content-type", "application/json");
+    let body = json!({ "amountCents": cents }).to_string();
+    request.body(body).send().await.unwrap()
+}
+
 #[tokio::test]
 async fn the_program_speaks_http_2_to_who_does() {
     let database = database().await;
@@ -128,11 +138,7 @@ async fn the_program_speaks_http_2_to_who_does() {
     let modern = modern.http2_prior_knowledge().build().unwrap();
     let mut bodies = Vec::new();
     for client in [modern, http()] {
-        let request = client.post(server.url("/api/rides"));
-        let request = request.bearer_auth("alice-token");
-        let request = request.header("idempotency-key", "k");
-        let request = request.header("content-type", "application/json");
-        let answer = request.body(r#"{"amountCents": 5}"#).send().await.unwrap();
+        let answer = ride(&client, &server, 5).await;
         assert_eq!(answer.status(), 201);
         bodies.push((answer.version(), answer.bytes().await.unwrap()));
     }
@@ -147,16 +153,8 @@ async fn the_service_says_no_in_the_way_it_is_told() {
         let database = database().await;
         let config = ServerConfig::serve(&database.url()).args(["--profile", profile]);
         let server = Server::start(config).await;
-        let post = async |amount: u64| {
-            let request = http().post(server.url("/api/rides"));
-            let request = request.bearer_auth("alice-token");
-            let request = request.header("idempotency-key", "k");
-            let request = request.header("content-type", "application/json");
-            let body = json!({ "amountCents": amount }).to_string();
-            request.body(body).send().await.unwrap()
-        };
-        assert_eq!(post(1).await.status(), 201);
-        let mismatch = post(2).await;
+        assert_eq!(ride(&http(), &server, 1).await.status(), 201);
+        let mismatch = ride(&http(), &server, 2).await;
         assert_eq!(mismatch.status(), status, "{profile}");
         let mismatch: Value = mismatch.json().await.unwrap();
         if profile == "stripe" {

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time;
@@ -272,6 +273,14 @@ pub fn http() -> reqwest::Client {
         .timeout(PATIENCE)
         .build()
         .expect("a client without TLS")
+}
+
+/// Serves a router in this process, on a port of its own; the URL of its root.
+pub async fn serve(router: axum::Router) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    tokio::spawn(async move { axum::serve(listener, router).await.expect("it serves") });
+    format!("http://{address}")
 }
 
 /// Where a line says that the program listens.

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use clap::Parser;
 use idempotent_core::embedded::Embedded;
-use idempotent_core::http::{Contract, Profile};
+use idempotent_core::http::Contract;
 use idempotent_core::{Engine, FlowOptions};
-use rides_app::cli::parse_duration;
+use rides_app::cli::{ProfileName, parse_duration};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tests::fixture;
 
@@ -29,8 +29,8 @@ struct Args {
     #[arg(long, value_name = "URL")]
     database: Option<PgConnectOptions>,
     /// Which statuses and which shape errors have.
-    #[arg(long, default_value = "ietf", value_parser = ["ietf", "rocket-rides", "stripe"])]
-    profile: String,
+    #[arg(long, value_enum, default_value_t = ProfileName::Ietf)]
+    profile: ProfileName,
     /// How long answers are kept for replays (1s, 24h).
     #[arg(long, default_value = "24h", value_parser = parse_duration)]
     retention: Duration,
@@ -81,12 +81,7 @@ async fn serve(database: PgConnectOptions, args: Args) -> Result<(), Box<dyn Err
     let engine = fixture::engine(pool, options).await?;
     tokio::spawn(reap(engine.clone()));
 
-    let profile = match args.profile.as_str() {
-        "stripe" => Profile::stripe(),
-        "rocket-rides" => Profile::rocket_rides(),
-        _ => Profile::ietf(),
-    };
-    let contract = Contract::new(profile).shortest_key(args.shortest_key);
+    let contract = Contract::new(args.profile.into()).shortest_key(args.shortest_key);
     let listener = tokio::net::TcpListener::bind(args.listen).await?;
     let mut stdout = std::io::stdout();
     // A closed stdout is no reason not to serve.
